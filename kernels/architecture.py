@@ -1,0 +1,69 @@
+"""What a model's config.json says before any weight is read: its context, and whether it can be split.
+
+Imports no torch, so that a submit host can refuse a model at once.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from kernels.errors import ModelIncomplete, ModelUnsupported
+
+VOLATILE = {"_name_or_path", "transformers_version", "torch_dtype", "dtype", "_commit_hash", "_attn_implementation_autoset"}
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The text part of a model folder's config.json.
+
+    Raises:
+        ModelIncomplete: the file is missing or not JSON.
+    """
+    try:
+        config: dict[str, Any] = json.loads((folder / "config.json").read_text("utf-8"))
+    except FileNotFoundError as exc:
+        raise ModelIncomplete(str(folder), "config.json is missing") from exc
+    except ValueError as exc:
+        raise ModelIncomplete(str(folder), "config.json is not valid JSON") from exc
+    return dict(config.get("text_config", config))
+
+
+def context_len(config: dict[str, Any]) -> int:
+    """How many tokens, prompt and answer together, the model takes."""
+    for name in ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length"):
+        if isinstance(config.get(name), int):
+            return int(config[name])
+    return 2048
+
+
+def check_architecture(name: str, config: dict[str, Any]) -> None:
+    """Refuses what cannot be cut exactly at the end of a document.
+
+    Raises:
+        ModelUnsupported: with the reason.
+    """
+    for rope in _rope_parts(config):
+        kind = rope.get("rope_type", rope.get("type", "default"))
+        if kind == "dynamic":
+            raise ModelUnsupported(name, "its dynamic NTK RoPE changes stored keys when the text grows")
+        if kind == "longrope":
+            raise ModelUnsupported(name, "its LongRoPE uses other factors for stored keys once the text grows long")
+    layers = set(config.get("layer_types") or ())
+    unknown = layers - {"full_attention", "sliding_attention"}
+    if unknown:
+        raise ModelUnsupported(name, f"it has layers of the kind {', '.join(sorted(unknown))}, whose state is not stored yet")
+    if config.get("attention_chunk_size"):
+        raise ModelUnsupported(name, "it uses chunked local attention")
+    if config.get("num_kv_shared_layers"):
+        raise ModelUnsupported(name, "some of its layers share one KV cache")
+    if config.get("is_encoder_decoder"):
+        raise ModelUnsupported(name, "it is an encoder-decoder; only decoder models have a KV prefix")
+
+
+def _rope_parts(config: dict[str, Any]) -> list[dict[str, Any]]:
+    """The RoPE settings in every place transformers keeps them: one dict, or one per layer type."""
+    parts = []
+    for key in ("rope_parameters", "rope_scaling"):
+        value = config.get(key)
+        if isinstance(value, dict):
+            parts += [value, *(inner for inner in value.values() if isinstance(inner, dict))]
+    return parts

@@ -1,0 +1,163 @@
+"""Answering many questions of one document at once, all against one copy of its KV."""
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+
+from kernels.errors import ContextExceeded, KernelError, NonFiniteLogits
+from kernels.kv import PrefixKV, SuffixKV, to_index
+from kernels.model import LanguageModel
+from kernels.prompt import Prompter
+from kernels.sampling import GenerationParams, Sampler
+from kernels.steps import DecodeStep
+
+ADMIT_TOKENS = 512  # question tokens taken up in one step; more would hold up the answers under way
+
+
+@dataclass(frozen=True)
+class DecodeRequest:
+    """A question of the document; `key` is the caller's name for it."""
+
+    key: int
+    question_ids: list[int]
+    params: GenerationParams
+
+
+@dataclass(frozen=True)
+class DecodeResult:
+    """A finished answer, or the error that ended it. Times are seconds from the question's start in the batch."""
+
+    key: int
+    text: str
+    token_ids: tuple[int, ...]
+    finish: Literal["stop", "length", "cancelled", "error"]
+    question_tokens: int
+    first_token_s: float
+    total_s: float
+    error: KernelError | None = None
+
+
+@dataclass
+class _Running:
+    request: DecodeRequest
+    sampler: Sampler
+    started: float
+    pending: list[int]
+    stored: int = 0
+    answer: list[int] = field(default_factory=list)
+    first_token_s: float = 0.0
+
+
+class Decoder:
+    """Continuous batching over one document: a question that is done makes room for the next at once.
+
+    Slot i of the suffix KV belongs to running question i; when one ends, the last takes its place.
+    """
+
+    def __init__(self, model: LanguageModel, prompter: Prompter, prefix: PrefixKV, *, max_batch: int) -> None:
+        self.model = model
+        self.prompter = prompter
+        self.prefix = prefix
+        self.max_batch = max_batch
+        self.suffix = SuffixKV(max_batch, 0)
+        self._running: list[_Running] = []
+
+    def run(
+        self, requests: Iterable[DecodeRequest], is_cancelled: Callable[[int], bool] = lambda _key: False
+    ) -> Iterator[DecodeResult]:
+        """Yields each answer as it finishes. `is_cancelled(key)` is asked before every step.
+
+        A question that does not fit the context yields an error result and stops no other.
+        """
+        waiting = deque(requests)
+        while waiting or self._running:
+            yield from self._drop_cancelled(is_cancelled)
+            yield from self._admit(waiting)
+            if self._running:
+                yield from self._step()
+
+    def _admit(self, waiting: deque[DecodeRequest]) -> Iterator[DecodeResult]:
+        room = ADMIT_TOKENS
+        while waiting and len(self._running) < self.max_batch and room > 0:
+            request = waiting.popleft()
+            needed = self.prefix.length + len(request.question_ids) + request.params.max_new_tokens
+            if needed > self.model.context_len:
+                yield _failed(request, ContextExceeded(needed, self.model.context_len))
+                continue
+            room -= len(request.question_ids)
+            sampler = Sampler(request.params, request.question_ids)
+            self._running.append(_Running(request, sampler, time.perf_counter(), list(request.question_ids)))
+            own = len(request.question_ids) + request.params.max_new_tokens
+            if own > self.suffix.capacity:
+                self.suffix.grow(own)
+
+    def _drop_cancelled(self, is_cancelled: Callable[[int], bool]) -> Iterator[DecodeResult]:
+        for running in list(self._running):
+            if is_cancelled(running.request.key):
+                yield self._finish(running, "cancelled")
+
+    def _step(self) -> Iterator[DecodeResult]:
+        counts = [len(running.pending) for running in self._running]
+        lengths = [running.stored for running in self._running]
+        step = DecodeStep(self.prefix, self.suffix, counts, lengths, self.model.device)
+        ids = [token for running in self._running for token in running.pending]
+        last = torch.tensor(counts).cumsum(0) - 1
+        logits = self.model.forward(step, ids, to_index(last.tolist(), self.model.device))
+        finite = torch.isfinite(logits).all(-1).tolist()
+        now = time.perf_counter()
+        for row, running in enumerate(list(self._running)):
+            running.stored += counts[row]
+            if not finite[row]:
+                yield self._finish(running, "error", NonFiniteLogits())
+                continue
+            token = running.sampler.draw(logits[row])
+            if not running.answer:
+                running.first_token_s = now - running.started
+            params = running.request.params
+            if token in self.prompter.stop_ids and not params.ignore_eos:
+                yield self._finish(running, "stop")
+                continue
+            running.answer.append(token)
+            running.pending = [token]
+            if params.stop and self._stop_at(running) is not None:
+                yield self._finish(running, "stop")
+            elif len(running.answer) >= params.max_new_tokens:
+                yield self._finish(running, "length")
+
+    def _stop_at(self, running: _Running) -> int | None:
+        """Where the first stop string begins in the answer so far."""
+        text = self.prompter.text(running.answer)
+        found = [at for at in (text.find(stop) for stop in running.request.params.stop) if at >= 0]
+        return min(found) if found else None
+
+    def _finish(
+        self,
+        running: _Running,
+        finish: Literal["stop", "length", "cancelled", "error"],
+        error: KernelError | None = None,
+    ) -> DecodeResult:
+        slot = self._running.index(running)
+        final = self._running.pop()
+        if final is not running:
+            self._running[slot] = final
+            self.suffix.move(len(self._running), slot, final.stored)
+        text = self.prompter.text(running.answer)
+        cut = self._stop_at(running)
+        return DecodeResult(
+            key=running.request.key,
+            text=text[:cut].strip(),
+            token_ids=tuple(running.answer),
+            finish=finish,
+            question_tokens=len(running.request.question_ids),
+            first_token_s=running.first_token_s,
+            total_s=time.perf_counter() - running.started,
+            error=error,
+        )
+
+
+def _failed(request: DecodeRequest, error: KernelError) -> DecodeResult:
+    return DecodeResult(request.key, "", (), "error", len(request.question_ids), 0.0, 0.0, error)

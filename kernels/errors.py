@@ -1,0 +1,72 @@
+"""Errors of the device floor.
+
+    KernelError
+    |-- ModelError                 the model cannot be used at all
+    |   |-- ModelMissing           no such folder, file or hub id
+    |   |-- ModelIncomplete        the folder lacks files or weights
+    |   |-- ModelUnsupported       its attention or state cannot be split exactly
+    |   `-- DeviceUnavailable      the wanted device is not there
+    |-- ContextExceeded            prompt and answer do not fit the model's context
+    |-- NonFiniteLogits            the model's numbers are NaN or infinite
+    `-- ChunkMismatch              bytes of a KV chunk do not fit this model
+"""
+
+
+class KernelError(Exception):
+    """Something on the device floor failed."""
+
+
+class ModelError(KernelError):
+    """The model cannot be used."""
+
+
+class ModelMissing(ModelError):
+    def __init__(self, name: str, hint: str) -> None:
+        super().__init__(f"No model at {name!r}: {hint}.")
+        self.name = name
+
+
+class ModelIncomplete(ModelError):
+    def __init__(self, name: str, missing: str) -> None:
+        super().__init__(f"The model {name!r} is incomplete: {missing}. Download it again, or set PLATEMAKER_MODEL.")
+        self.name = name
+        self.missing = missing
+
+
+class ModelUnsupported(ModelError):
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(f"The model {name!r} cannot be used: {reason}.")
+        self.name = name
+        self.reason = reason
+
+
+class DeviceUnavailable(ModelError):
+    def __init__(self, wanted: str, found: tuple[str, ...]) -> None:
+        super().__init__(
+            f"The device {wanted!r} is not available here (found: {', '.join(found)}). Set PLATEMAKER_DEVICE to one of these."
+        )
+        self.wanted = wanted
+        self.found = found
+
+
+class ContextExceeded(KernelError):
+    def __init__(self, needed: int, context_len: int) -> None:
+        super().__init__(
+            f"The document with this question needs {needed:,} tokens, the model takes {context_len:,}. "
+            "Use a model with a longer context or a shorter document."
+        )
+        self.needed = needed
+        self.context_len = context_len
+
+
+class NonFiniteLogits(KernelError):
+    """The model computed NaN or infinite scores for this answer. Try PLATEMAKER_DTYPE=float32."""
+
+    def __init__(self) -> None:
+        super().__init__(self.__doc__)
+
+
+class ChunkMismatch(KernelError):
+    def __init__(self, what: str) -> None:
+        super().__init__(f"A stored KV chunk does not fit this model: {what}.")
+        self.what = what

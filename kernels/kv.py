@@ -1,0 +1,82 @@
+"""Preallocated KV: one for a document, shared by all its questions, and one small one per question."""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+
+@dataclass
+class PrefixKV:
+    """The KV of one document, for `capacity` tokens, of which `length` are filled.
+
+    `keys[layer]` and `values[layer]` are [kv_heads, capacity, head_dim] on the device, made when a layer is first
+    written. Prefill owns and fills it; afterwards it is read-only and shared by every question.
+    """
+
+    capacity: int
+    length: int = 0
+    keys: dict[int, Tensor] = field(default_factory=dict)
+    values: dict[int, Tensor] = field(default_factory=dict)
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.keys)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(t.numel() * t.element_size() for part in (self.keys, self.values) for t in part.values())
+
+    def write(self, layer: int, start: int, k: Tensor, v: Tensor) -> None:
+        """Stores k and v [kv_heads, tokens, head_dim] at token `start` of `layer`."""
+        if layer not in self.keys:
+            self.keys[layer] = k.new_empty((k.shape[0], self.capacity, k.shape[2]))
+            self.values[layer] = v.new_empty((v.shape[0], self.capacity, v.shape[2]))
+        stop = start + k.shape[1]
+        self.keys[layer][:, start:stop] = k
+        self.values[layer][:, start:stop] = v
+
+
+@dataclass
+class SuffixKV:
+    """The KV of what follows the document: `slots` questions with room for `capacity` tokens each.
+
+    `keys[layer]` is [slots, kv_heads, capacity, head_dim]. A slot's filled length is the decoder's to know.
+    """
+
+    slots: int
+    capacity: int
+    keys: dict[int, Tensor] = field(default_factory=dict)
+    values: dict[int, Tensor] = field(default_factory=dict)
+
+    def write(self, layer: int, slots: Tensor, positions: Tensor, k: Tensor, v: Tensor) -> None:
+        """Stores k and v [kv_heads, tokens, head_dim]; token i goes to slots[i], positions[i]."""
+        if layer not in self.keys:
+            self.keys[layer] = k.new_zeros((self.slots, k.shape[0], self.capacity, k.shape[2]))
+            self.values[layer] = v.new_zeros((self.slots, v.shape[0], self.capacity, v.shape[2]))
+        self.keys[layer][slots, :, positions] = k.transpose(0, 1)
+        self.values[layer][slots, :, positions] = v.transpose(0, 1)
+
+    def move(self, source: int, target: int, length: int) -> None:
+        """Copies the first `length` tokens of one slot over another."""
+        for part in (self.keys, self.values):
+            for tensor in part.values():
+                tensor[target, :, :length] = tensor[source, :, :length]
+
+    def grow(self, capacity: int) -> None:
+        """Makes room for `capacity` tokens per slot, keeping what is stored."""
+        for part in (self.keys, self.values):
+            for layer, old in part.items():
+                new = old.new_zeros((self.slots, old.shape[1], capacity, old.shape[3]))
+                new[:, :, : self.capacity] = old
+                part[layer] = new
+        self.capacity = capacity
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(t.numel() * t.element_size() for part in (self.keys, self.values) for t in part.values())
+
+
+def to_index(values: list[int], device: torch.device) -> Tensor:
+    """A list of positions as an int64 tensor on the device."""
+    return torch.tensor(values, dtype=torch.int64).to(device)

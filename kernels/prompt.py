@@ -1,0 +1,128 @@
+"""Prompts as tokens, cut between the document and the question.
+
+A prompt is always prefix + question part, tokenised apart, in the cached and the uncached path alike:
+
+    [system prompt, turn of the document  |document|  its end, a short reply][turn of the question  |question|  turn of the answer]
+     `------------------------- prefix, stored once ---------------------'  `------------ question part, per question --------'
+
+The cut lies before the last special token between the two. The document and the question are tokenised with
+special tokens switched off, so no text in a contract can end its turn or give orders as the system.
+"""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoTokenizer
+
+from kernels.errors import ModelIncomplete
+from kernels.identity import digest_json
+
+PROMPT_VERSION = "prompt-1"
+ACKNOWLEDGEMENT = "I have read the document. What is your question?"
+_DOCUMENT = "\u2045document\u2046"
+_QUESTION = "\u2045question\u2046"
+
+
+@dataclass(frozen=True)
+class PromptParts:
+    """The fixed text around document and question."""
+
+    head: str
+    middle: str
+    turn: str
+    tail: str
+
+
+class Prompter:
+    """Tokenizer and template of one model."""
+
+    def __init__(self, folder: Path, system_prompt: str) -> None:
+        try:
+            self.tokenizer: Any = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+        except (OSError, ValueError, KeyError) as exc:
+            raise ModelIncomplete(str(folder), "its tokenizer cannot be loaded") from exc
+        self.system_prompt = system_prompt
+        self.parts = self._render_parts()
+        self.stop_ids = self._stop_ids(folder)
+
+    def prefix_ids(self, document: str) -> list[int]:
+        """Tokens of everything up to the question, with exactly one BOS if the model wants one."""
+        ids = self._literal(self.parts.head) + self._plain(document) + self._literal(self.parts.middle)
+        bos = self.tokenizer.bos_token_id
+        if bos is not None and ids[0] != bos and self._adds_bos():
+            ids.insert(0, bos)
+        return ids
+
+    def question_ids(self, question: str) -> list[int]:
+        """Tokens of the question part; never empty."""
+        return self._literal(self.parts.turn) + self._plain(question) + self._literal(self.parts.tail)
+
+    def text(self, ids: list[int]) -> str:
+        text: str = self.tokenizer.decode(ids, skip_special_tokens=True)
+        return text
+
+    def template_digest(self) -> str:
+        """Of the text around document and question, as rendered for this model."""
+        parts = self.parts
+        return digest_json([PROMPT_VERSION, parts.head, parts.middle, parts.turn, parts.tail])
+
+    def _literal(self, text: str) -> list[int]:
+        return list(self.tokenizer.encode(text, add_special_tokens=False)) if text else []
+
+    def _plain(self, text: str) -> list[int]:
+        return list(self.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True))
+
+    def _adds_bos(self) -> bool:
+        probe = self.tokenizer.encode("a")
+        return bool(probe) and probe[0] == self.tokenizer.bos_token_id
+
+    def _render_parts(self) -> PromptParts:
+        if not self.tokenizer.chat_template:
+            return PromptParts(f"{self.system_prompt}\n\n", "\n\n", "Question: ", "\nAnswer:")
+        text = self._render(with_system=True)
+        if text is None:  # some templates know no system turn
+            text = self._render(with_system=False)
+        if text is None:
+            raise ModelIncomplete(self.tokenizer.name_or_path, "its chat template cannot be rendered")
+        head, rest = text.split(_DOCUMENT)
+        between, tail = rest.split(_QUESTION)
+        cut = max((between.rfind(token) for token in self.tokenizer.all_special_tokens), default=-1)
+        cut = len(between) if cut < 0 else cut
+        return PromptParts(head, between[:cut], between[cut:], tail)
+
+    def _render(self, *, with_system: bool) -> str | None:
+        first = _DOCUMENT if with_system else f"{self.system_prompt}\n\n{_DOCUMENT}"
+        messages = [
+            {"role": "user", "content": first},
+            {"role": "assistant", "content": ACKNOWLEDGEMENT},
+            {"role": "user", "content": _QUESTION},
+        ]
+        if with_system:
+            messages.insert(0, {"role": "system", "content": self.system_prompt})
+        try:
+            text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        except Exception:  # noqa: BLE001 # templates are programs and raise whatever they like
+            return None
+        whole = isinstance(text, str) and text.count(_DOCUMENT) == 1 and text.count(_QUESTION) == 1
+        return text if whole and (not with_system or self.system_prompt in text) else None
+
+    def _stop_ids(self, folder: Path) -> frozenset[int]:
+        """Every token that ends an answer: of the tokenizer, of generation_config.json and of the chat turn."""
+        found = {self.tokenizer.eos_token_id}
+        config = folder / "generation_config.json"
+        if config.exists():
+            eos = json.loads(config.read_text("utf-8")).get("eos_token_id")
+            found |= set(eos) if isinstance(eos, list) else {eos}
+        for name in ("<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|end|>"):
+            token = self.tokenizer.convert_tokens_to_ids(name)
+            if token is not None and token != self.tokenizer.unk_token_id:
+                found.add(token)
+        return frozenset(int(token) for token in found if token is not None)
+
+
+def ids_digest(ids: list[int]) -> str:
+    """SHA-256 (hex) of token ids, each as 4 bytes, little-endian."""
+    return hashlib.sha256(b"".join(i.to_bytes(4, "little") for i in ids)).hexdigest()

@@ -1,0 +1,45 @@
+"""Settings of the device floor (PLATEMAKER_* variables, or platemaker.toml)."""
+
+import os
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
+
+
+def user_cache_dir() -> Path:
+    """Folder for converted models and digests: $XDG_CACHE_HOME/platemaker or ~/.cache/platemaker."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "platemaker"
+
+
+class KernelSettings(BaseSettings):
+    model_config = SettingsConfigDict(env_prefix="PLATEMAKER_", extra="ignore", frozen=True, protected_namespaces=())
+
+    model: str = Field(
+        default_factory=lambda: str(user_cache_dir() / "models" / "smollm2-135m-instruct"),
+        description="Model: a Hugging Face folder, a .gguf file, or a hub id.",
+    )
+    device: str = Field("auto", description="Device: auto (musa, then cuda, then cpu), musa, cuda, cpu, or one card such as cuda:1.")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto", description="Compute and KV type. auto: bfloat16 where the device is fast at it, else float32."
+    )
+    threads: int = Field(0, ge=0, description="CPU threads for the model; 0: as many as the process may use.")
+    chunk_tokens: int = Field(512, ge=16, description="Tokens computed at once in prefill, and tokens in one stored chunk.")
+    max_batch: int = Field(32, ge=1, description="Questions of one document answered at the same time.")
+    system_prompt: str = Field(
+        "You review documents. Answer the question using only the document, in one short sentence.",
+        description="The instruction that precedes every document. Part of each snapshot's identity.",
+    )
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        toml = TomlConfigSettingsSource(settings_cls, Path(os.environ.get("PLATEMAKER_CONFIG", "platemaker.toml")))
+        return init_settings, env_settings, toml
