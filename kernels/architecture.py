@@ -9,7 +9,14 @@ from typing import Any
 
 from kernels.errors import ModelIncomplete, ModelUnsupported
 
-VOLATILE = {"_name_or_path", "transformers_version", "torch_dtype", "dtype", "_commit_hash", "_attn_implementation_autoset"}
+VOLATILE = {
+    "_name_or_path",
+    "transformers_version",
+    "torch_dtype",
+    "dtype",
+    "_commit_hash",
+    "_attn_implementation_autoset",
+}
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -50,7 +57,9 @@ def check_architecture(name: str, config: dict[str, Any]) -> None:
     layers = set(config.get("layer_types") or ())
     unknown = layers - {"full_attention", "sliding_attention"}
     if unknown:
-        raise ModelUnsupported(name, f"it has layers of the kind {', '.join(sorted(unknown))}, whose state is not stored yet")
+        raise ModelUnsupported(
+            name, f"it has layers of the kind {', '.join(sorted(unknown))}, whose state is not stored yet"
+        )
     if config.get("attention_chunk_size"):
         raise ModelUnsupported(name, "it uses chunked local attention")
     if config.get("num_kv_shared_layers"):

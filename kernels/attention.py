@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 ROW_BLOCK = 768
-KEY_BLOCK = 4096
+KEY_BLOCK = 512
 
 
 class Attended(NamedTuple):
@@ -60,7 +60,9 @@ def plan_blocks(first: Tensor, stop: Tensor, *, device: torch.device) -> list[Bl
     return blocks
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, blocks: list[Block], *, scale: float, softcap: float | None = None) -> Attended:
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, blocks: list[Block], *, scale: float, softcap: float | None = None
+) -> Attended:
     """Attention of q [heads, rows, head_dim] over k [heads, keys, head_dim] and v [heads, keys, v_dim]."""
     wide = torch.promote_types(q.dtype, torch.float32)
     heads, rows, _ = q.shape

@@ -1,7 +1,6 @@
 """Answering many questions of one document at once, all against one copy of its KV."""
 
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
@@ -69,21 +68,25 @@ class Decoder:
     def run(
         self, requests: Iterable[DecodeRequest], is_cancelled: Callable[[int], bool] = lambda _key: False
     ) -> Iterator[DecodeResult]:
-        """Yields each answer as it finishes. `is_cancelled(key)` is asked before every step.
+        """Yields each answer as it finishes. `requests` is drawn from only when there is room in the batch, and
+        `is_cancelled(key)` is asked before every step.
 
         A question that does not fit the context yields an error result and stops no other.
         """
-        waiting = deque(requests)
-        while waiting or self._running:
+        waiting = iter(requests)
+        while True:
             yield from self._drop_cancelled(is_cancelled)
             yield from self._admit(waiting)
-            if self._running:
-                yield from self._step()
+            if not self._running:
+                return
+            yield from self._step()
 
-    def _admit(self, waiting: deque[DecodeRequest]) -> Iterator[DecodeResult]:
+    def _admit(self, waiting: Iterator[DecodeRequest]) -> Iterator[DecodeResult]:
         room = ADMIT_TOKENS
-        while waiting and len(self._running) < self.max_batch and room > 0:
-            request = waiting.popleft()
+        while len(self._running) < self.max_batch and room > 0:
+            request = next(waiting, None)
+            if request is None:
+                return
             needed = self.prefix.length + len(request.question_ids) + request.params.max_new_tokens
             if needed > self.model.context_len:
                 yield _failed(request, ContextExceeded(needed, self.model.context_len))

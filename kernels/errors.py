@@ -1,14 +1,14 @@
 """Errors of the device floor.
 
-    KernelError
-    |-- ModelError                 the model cannot be used at all
-    |   |-- ModelMissing           no such folder, file or hub id
-    |   |-- ModelIncomplete        the folder lacks files or weights
-    |   |-- ModelUnsupported       its attention or state cannot be split exactly
-    |   `-- DeviceUnavailable      the wanted device is not there
-    |-- ContextExceeded            prompt and answer do not fit the model's context
-    |-- NonFiniteLogits            the model's numbers are NaN or infinite
-    `-- ChunkMismatch              bytes of a KV chunk do not fit this model
+KernelError
+|-- ModelError                 the model cannot be used at all
+|   |-- ModelMissing           no such folder, file or hub id
+|   |-- ModelIncomplete        the folder lacks files or weights
+|   |-- ModelUnsupported       its attention or state cannot be split exactly
+|   `-- DeviceUnavailable      the wanted device is not there
+|-- ContextExceeded            prompt and answer do not fit the model's context
+|-- NonFiniteLogits            the model's numbers are NaN or infinite
+`-- ChunkMismatch              bytes of a KV chunk do not fit this model
 """
 
 

@@ -11,7 +11,14 @@ from kernels.architecture import VOLATILE
 from kernels.errors import ModelIncomplete
 from kernels.settings import user_cache_dir
 
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "merges.txt", "special_tokens_map.json")
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "vocab.json",
+    "merges.txt",
+    "special_tokens_map.json",
+)
 
 
 @dataclass(frozen=True)

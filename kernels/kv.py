@@ -27,6 +27,7 @@ class PrefixKV:
     def size_bytes(self) -> int:
         return sum(t.numel() * t.element_size() for part in (self.keys, self.values) for t in part.values())
 
+    @torch.inference_mode()
     def write(self, layer: int, start: int, k: Tensor, v: Tensor) -> None:
         """Stores k and v [kv_heads, tokens, head_dim] at token `start` of `layer`."""
         if layer not in self.keys:
@@ -49,6 +50,7 @@ class SuffixKV:
     keys: dict[int, Tensor] = field(default_factory=dict)
     values: dict[int, Tensor] = field(default_factory=dict)
 
+    @torch.inference_mode()
     def write(self, layer: int, slots: Tensor, positions: Tensor, k: Tensor, v: Tensor) -> None:
         """Stores k and v [kv_heads, tokens, head_dim]; token i goes to slots[i], positions[i]."""
         if layer not in self.keys:
@@ -57,12 +59,14 @@ class SuffixKV:
         self.keys[layer][slots, :, positions] = k.transpose(0, 1)
         self.values[layer][slots, :, positions] = v.transpose(0, 1)
 
+    @torch.inference_mode()
     def move(self, source: int, target: int, length: int) -> None:
         """Copies the first `length` tokens of one slot over another."""
         for part in (self.keys, self.values):
             for tensor in part.values():
                 tensor[target, :, :length] = tensor[source, :, :length]
 
+    @torch.inference_mode()
     def grow(self, capacity: int) -> None:
         """Makes room for `capacity` tokens per slot, keeping what is stored."""
         for part in (self.keys, self.values):

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.utils.logging import disable_progress_bar
 
 from kernels.architecture import check_architecture, context_len, read_config
 from kernels.device import pick_device, pick_dtype, set_threads
@@ -78,6 +79,7 @@ def load_model(folder: Path, settings: KernelSettings) -> LanguageModel:
     Raises:
         ModelError: a subclass with the reason.
     """
+    disable_progress_bar()  # the screen is the pipeline's, and logs are no place for bars
     set_threads(settings.threads)
     config = read_config(folder)
     check_architecture(folder.name, config)
@@ -133,4 +135,6 @@ def check_split(name: str, model: LanguageModel) -> None:
     expected = whole[[21, 22, 23, 18]]
     error = float((split - expected).norm() / expected.norm())
     if not error <= SPLIT_TOLERANCE[model.dtype]:
-        raise ModelUnsupported(name, f"its split run differs from its whole run by {error:.2%}, so answers would not be exact")
+        raise ModelUnsupported(
+            name, f"its split run differs from its whole run by {error:.2%}, so answers would not be exact"
+        )

@@ -104,7 +104,7 @@ class Prompter:
             messages.insert(0, {"role": "system", "content": self.system_prompt})
         try:
             text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        except Exception:  # noqa: BLE001 # templates are programs and raise whatever they like
+        except Exception:  # templates are programs and raise whatever they like
             return None
         whole = isinstance(text, str) and text.count(_DOCUMENT) == 1 and text.count(_QUESTION) == 1
         return text if whole and (not with_system or self.system_prompt in text) else None

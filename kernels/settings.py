@@ -5,7 +5,12 @@ from pathlib import Path
 from typing import Literal
 
 from pydantic import Field
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
 
 
 def user_cache_dir() -> Path:
@@ -20,17 +25,27 @@ class KernelSettings(BaseSettings):
         default_factory=lambda: str(user_cache_dir() / "models" / "smollm2-135m-instruct"),
         description="Model: a Hugging Face folder, a .gguf file, or a hub id.",
     )
-    device: str = Field("auto", description="Device: auto (musa, then cuda, then cpu), musa, cuda, cpu, or one card such as cuda:1.")
+    device: str = Field(
+        "auto", description="Device: auto (musa, then cuda, then cpu), musa, cuda, cpu, or one card such as cuda:1."
+    )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="Compute and KV type. auto: bfloat16 where the device is fast at it, else float32."
     )
     threads: int = Field(0, ge=0, description="CPU threads for the model; 0: as many as the process may use.")
-    chunk_tokens: int = Field(512, ge=16, description="Tokens computed at once in prefill, and tokens in one stored chunk.")
+    chunk_tokens: int = Field(
+        512, ge=16, description="Tokens computed at once in prefill, and tokens in one stored chunk."
+    )
     max_batch: int = Field(32, ge=1, description="Questions of one document answered at the same time.")
     system_prompt: str = Field(
         "You review documents. Answer the question using only the document, in one short sentence.",
         description="The instruction that precedes every document. Part of each snapshot's identity.",
     )
+
+    @property
+    def model_name(self) -> str:
+        """What jobs and workers call the model: a hub id as it is, otherwise the last part of the path."""
+        is_hub_id = self.model.count("/") == 1 and not self.model.startswith((".", "/", "~"))
+        return self.model if is_hub_id else Path(self.model).name
 
     @classmethod
     def settings_customise_sources(

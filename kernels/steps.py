@@ -23,7 +23,9 @@ class Step(Protocol):
     def store(self, layer: int, k: Tensor, v: Tensor) -> None:
         """Takes the new k and v [kv_heads, tokens, head_dim] of a layer."""
 
-    def attend(self, layer: int, q: Tensor, *, scale: float, window: int, softcap: float | None) -> tuple[Attended, int]:
+    def attend(
+        self, layer: int, q: Tensor, *, scale: float, window: int, softcap: float | None
+    ) -> tuple[Attended, int]:
         """Attention of q [query_heads, tokens, head_dim]: the folded result and the number of KV heads."""
 
 
@@ -39,7 +41,9 @@ class PrefillStep:
     def store(self, layer: int, k: Tensor, v: Tensor) -> None:
         self.kv.write(layer, self.start, k, v)
 
-    def attend(self, layer: int, q: Tensor, *, scale: float, window: int, softcap: float | None) -> tuple[Attended, int]:
+    def attend(
+        self, layer: int, q: Tensor, *, scale: float, window: int, softcap: float | None
+    ) -> tuple[Attended, int]:
         keys, values = self.kv.keys[layer], self.kv.values[layer]
         kv_heads = keys.shape[0]
         group = q.shape[0] // kv_heads
@@ -57,7 +61,9 @@ class DecodeStep:
     already. The token at offset j of slot i stands at position prefix.length + lengths[i] + j.
     """
 
-    def __init__(self, prefix: PrefixKV, suffix: SuffixKV, counts: list[int], lengths: list[int], device: torch.device) -> None:
+    def __init__(
+        self, prefix: PrefixKV, suffix: SuffixKV, counts: list[int], lengths: list[int], device: torch.device
+    ) -> None:
         self.prefix = prefix
         self.suffix = suffix
         self.num_slots = len(counts)
@@ -80,7 +86,9 @@ class DecodeStep:
     def store(self, layer: int, k: Tensor, v: Tensor) -> None:
         self.suffix.write(layer, self.slots, self.targets, k, v)
 
-    def attend(self, layer: int, q: Tensor, *, scale: float, window: int, softcap: float | None) -> tuple[Attended, int]:
+    def attend(
+        self, layer: int, q: Tensor, *, scale: float, window: int, softcap: float | None
+    ) -> tuple[Attended, int]:
         keys, values = self.prefix.keys[layer], self.prefix.values[layer]
         kv_heads = keys.shape[0]
         group = q.shape[0] // kv_heads
@@ -94,7 +102,9 @@ class DecodeStep:
         shared = attend(folded, keys, values, blocks, scale=scale, softcap=softcap)
         return merge(shared, self._own(layer, folded, group, scale=scale, window=window, softcap=softcap)), kv_heads
 
-    def _own(self, layer: int, folded: Tensor, group: int, *, scale: float, window: int, softcap: float | None) -> Attended:
+    def _own(
+        self, layer: int, folded: Tensor, group: int, *, scale: float, window: int, softcap: float | None
+    ) -> Attended:
         """Attention of each token over its own slot; the rows of all slots are padded to one width for it."""
         kv_heads, _, head_dim = folded.shape
         packed = folded.view(kv_heads, -1, group, head_dim).transpose(0, 1)  # [tokens, kv_heads, group, head_dim]
@@ -126,7 +136,9 @@ class _StepCache(Cache):  # type: ignore[misc] # transformers is untyped here
         self._step = step
         self._start = start
 
-    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
+    ) -> tuple[Tensor, Tensor]:
         self._step.store(layer_idx, key_states[0], value_states[0])
         _layer.set(layer_idx)
         return key_states, value_states

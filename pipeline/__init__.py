@@ -1,0 +1,1 @@
+"""What people touch: the command line, documents, question sets, submission and reports."""

@@ -1,0 +1,452 @@
+"""The text of a Word file as a reader sees it, walked straight from its XML.
+
+Tracked changes are accepted; comments, hidden text and field codes are left out. Headers stand once
+at the beginning, footers once at the end; text boxes and notes follow the paragraph they hang on.
+Pages are where the author broke them and where Word last laid them out.
+"""
+
+import posixpath
+import re
+import zlib
+from collections import Counter
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+from xml.etree.ElementTree import Element, ParseError
+from zipfile import BadZipFile, ZipFile
+
+from defusedxml import DefusedXmlException
+from defusedxml.ElementTree import fromstring
+
+from pipeline.documents.document import RawPages
+from pipeline.errors import (
+    EmptyDocument,
+    EncryptedDocument,
+    NoTextLayer,
+    ParseLimitExceeded,
+    UnreadableDocument,
+    UnsupportedType,
+)
+
+_MAX_XML_BYTES = 256 * 2**20
+
+_PAGE = "\f"
+_LAID_OUT_PAGE = "\x0e"  # where Word last began a page; like the form feed no character of XML
+_BREAKS = _PAGE + _LAID_OUT_PAGE
+_BOTH_BREAKS = re.compile(rf"{_PAGE}(\s*){_LAID_OUT_PAGE}")
+
+_OTHER_PACKAGES = {
+    "xl/workbook.xml": "an Excel workbook",
+    "ppt/presentation.xml": "a PowerPoint presentation",
+    "content.xml": "an OpenDocument file",
+}
+_WRAPPERS = {"sdt", "sdtContent", "customXml", "smartTag", "ins", "moveTo"}
+_NOT_SHOWN = {"pPr", "rPr", "del", "moveFrom", "rt"}
+_SIGNS = {
+    "tab": "\t",
+    "ptab": "\t",
+    "cr": "\n",
+    "noBreakHyphen": "-",
+    "lastRenderedPageBreak": _LAID_OUT_PAGE,
+}
+_WINGDINGS = {0x6F: "☐", 0xA8: "☐", 0xA7: "▪", 0xB7: "•", 0xFB: "✗", 0xFC: "✓", 0xFD: "☒", 0xFE: "☑"}
+
+
+def read_docx(path: Path) -> RawPages:
+    try:
+        with ZipFile(path) as archive:
+            package = _Package(path, archive)
+            text = _whole_text(path, package)
+    except (BadZipFile, EOFError, KeyError, NotImplementedError, zlib.error) as exc:
+        raise UnreadableDocument(path, reason="it is damaged or not a Word file") from exc
+    except (ParseError, DefusedXmlException) as exc:
+        raise UnreadableDocument(path, reason="its XML is broken or unsafe") from exc
+    text = _BOTH_BREAKS.sub(rf"{_PAGE}\1", text).replace(_LAID_OUT_PAGE, _PAGE)
+    if not text.strip():
+        if package.has_images:
+            raise NoTextLayer(path, num_pages_without_text=1, num_pages=1)
+        raise EmptyDocument(path)
+    return RawPages(text.rstrip().split(_PAGE))
+
+
+def _whole_text(path: Path, package: "_Package") -> str:
+    if next(package.main.iter("altChunk"), None) is not None:
+        raise UnreadableDocument(path, reason="it embeds a second file that only Word can show")
+    story = _Story(package)
+    body = story.blocks(package.body)
+    headers, footers = (
+        # Most are repeated for first, even and other pages.
+        dict.fromkeys(_without_breaks(story.blocks(margin)) for margin in package.margins(reference))
+        for reference in ("headerReference", "footerReference")
+    )
+    return "".join([*headers, body, *footers])
+
+
+class _Package:
+    """The parts of the file, their tags and attributes without namespaces (there are two sets of these)."""
+
+    def __init__(self, path: Path, archive: ZipFile) -> None:
+        infos = archive.infolist()
+        if any(info.flag_bits & 1 for info in infos):
+            raise EncryptedDocument(path)
+        if sum(info.file_size for info in infos if info.filename.endswith((".xml", ".rels"))) > _MAX_XML_BYTES:
+            raise ParseLimitExceeded(path, resource="unpacked size", limit=_MAX_XML_BYTES / 2**20, unit="MiB")
+        names = {info.filename for info in infos}
+        if "word/document.xml" not in names:
+            known = next((name for name in _OTHER_PACKAGES if name in names), None)
+            if known or "_rels/.rels" not in names:
+                raise UnsupportedType(path, found=_OTHER_PACKAGES[known] if known else "a ZIP archive")
+        self.has_images = any(name.startswith("word/media/") for name in names)
+        self._archive = archive
+        self._names = names
+        mains = (target for kind, target in self._relations("").values() if kind == "officeDocument")
+        main = next(mains, "word/document.xml")
+        self._main_relations = self._relations(main)
+        self.main = self._part(main)
+        body = self.main.find("body")
+        if body is None:
+            raise KeyError("body")
+        self.body = body
+        self.sections = [*body.iterfind(".//p/pPr/sectPr"), *body.iterfind("sectPr")]
+
+    def related(self, kind: str) -> Element:
+        """The part of this kind, or an empty one."""
+        targets = (target for found, target in self._main_relations.values() if found == kind)
+        target = next(targets, None)
+        return Element(kind) if target is None else self._part(target)
+
+    def margins(self, reference: str) -> list[Element]:
+        ids = (found.get("id", "") for section in self.sections for found in section.iterfind(reference))
+        targets = dict.fromkeys(self._main_relations[id_][1] for id_ in ids if id_ in self._main_relations)
+        return [self._part(target) for target in targets]
+
+    def _part(self, name: str) -> Element:
+        root: Element = fromstring(self._archive.read(name))
+        for element in root.iter():
+            element.tag = element.tag.rpartition("}")[2]
+            element.attrib = {key.rpartition("}")[2]: value for key, value in element.attrib.items()}
+        return root
+
+    def _relations(self, name: str) -> dict[str, tuple[str, str]]:
+        """Id -> (kind, part), of one part or (for the empty name) of the whole file."""
+        folder, file = posixpath.split(name)
+        relations = posixpath.join(folder, "_rels", f"{file}.rels")
+        if relations not in self._names:
+            return {}
+        return {
+            relation.get("Id", ""): (
+                posixpath.basename(relation.get("Type", "")),
+                posixpath.normpath(posixpath.join("/", folder, relation.get("Target", ""))).lstrip("/"),
+            )
+            for relation in self._part(relations)
+            if relation.get("TargetMode") != "External"
+        }
+
+
+class _Story:
+    """Walks blocks (paragraphs, tables) and what runs in them; lists and notes count on from call to call."""
+
+    def __init__(self, package: _Package) -> None:
+        self._numbering = _Numbering(package.related("numbering"), package.related("styles"))
+        self._notes = {
+            f"{kind}Reference": {note.get("id"): note for note in package.related(f"{kind}s")}
+            for kind in ("footnote", "endnote")
+        }
+        self._num_notes: Counter[str] = Counter()
+        # How a section begins is told by its own properties, which stand at its end.
+        self._next_section = dict(pairwise(package.sections))
+        self._carry = ""  # text of paragraphs whose end was deleted
+        self._hanging: list[str] = []
+        self._fields: list[bool] = []  # per open field: are we in its result?
+
+    def blocks(self, parent: Element) -> str:
+        text = "".join(map(self._block, parent))
+        carry, self._carry = self._carry, ""
+        return f"{text}{carry}\n" if carry else text
+
+    def _block(self, element: Element) -> str:
+        if element.tag == "p":
+            return self._paragraph(element)
+        if element.tag == "tbl":
+            return "".join(map(self._row, _rows_or_cells(element, "tr")))
+        if element.tag == "AlternateContent":
+            return self.blocks(_shown_alternative(element))
+        return self.blocks(element) if element.tag in _WRAPPERS else ""
+
+    def _paragraph(self, paragraph: Element) -> str:
+        carry, self._carry = self._carry, ""
+        outer_hanging, self._hanging = self._hanging, []
+        text = carry + self._inline(paragraph)
+        hanging, self._hanging = "".join(self._hanging), outer_hanging
+        self._fields = [in_result for in_result in self._fields if in_result]
+        properties = paragraph.find("pPr")
+        if properties is None:
+            properties = Element("pPr")
+        if properties.find("rPr/del") is not None:
+            self._carry = text
+            return hanging
+        breaks = text[: len(text) - len(text.lstrip(_BREAKS))]
+        text = text.lstrip(_BREAKS)
+        label = self._numbering.label(properties)
+        if text.strip() or label.strip(" •"):
+            text = label + text
+        before = _PAGE if _is_on(properties, "pageBreakBefore") else ""
+        after = _PAGE if self._begins_page_after(properties.find("sectPr")) else ""
+        return f"{before}{breaks}{text}\n{hanging}{after}"
+
+    def _begins_page_after(self, section: Element | None) -> bool:
+        following = None if section is None else self._next_section.get(section)
+        return following is not None and _value(following, "type") not in ("continuous", "nextColumn")
+
+    def _row(self, row: Element) -> str:
+        cells = [self.blocks(cell) for cell in _rows_or_cells(row, "tc")]
+        if len(cells) == 1:
+            return cells[0]
+        line = " | ".join(" ".join(_without_breaks(cell).split()) for cell in cells)
+        line = f"{line}\n" if line.strip(" |") else ""
+        found = set("".join(cells)) & set(_BREAKS)
+        page = _PAGE if _PAGE in found else "".join(found)
+        return page + line if any(cell.startswith(tuple(_BREAKS)) for cell in cells) else line + page
+
+    def _inline(self, parent: Element) -> str:
+        return "".join(map(self._piece, parent))
+
+    def _piece(self, element: Element) -> str:
+        tag = element.tag
+        if tag in _NOT_SHOWN:
+            return ""
+        if tag == "r":
+            text = self._inline(element)
+            return "" if _is_on(element, "rPr/vanish") else text
+        if tag == "fldChar":
+            return self._field(element)
+        if tag == "txbxContent":
+            self._hanging.append(_without_breaks(self.blocks(element)))
+            return ""
+        if tag in self._notes:
+            self._hang_note(tag, element.get("id"))
+            return ""
+        if tag == "AlternateContent":
+            return self._inline(_shown_alternative(element))
+        if len(element):
+            return self._inline(element)
+        return _sign(element) if all(self._fields) else ""
+
+    def _field(self, mark: Element) -> str:
+        match mark.get("fldCharType"):
+            case "begin":
+                self._fields.append(False)
+                if (box := mark.find("ffData/checkBox")) is not None:
+                    checked = _is_on(box, "default" if box.find("checked") is None else "checked")
+                    return "☒" if checked else "☐"
+            case "separate" if self._fields:
+                self._fields[-1] = True
+            case "end" if self._fields:
+                self._fields.pop()
+        return ""
+
+    def _hang_note(self, reference: str, id_: str | None) -> None:
+        note = self._notes[reference].get(id_)
+        if note is not None:
+            self._num_notes[reference] += 1
+            number = self._num_notes[reference]
+            label = str(number) if reference == "footnoteReference" else _roman(number).lower()
+            self._hanging.append(f"[{label}] {_without_breaks(self.blocks(note)).strip()}\n")
+
+
+def _sign(element: Element) -> str:
+    if element.tag == "t":
+        return element.text or ""
+    if element.tag == "br":
+        return _PAGE if element.get("type") == "page" else "\n"
+    if element.tag == "sym":
+        code = int(element.get("char", "20"), 16)
+        is_wingding = element.get("font", "").startswith("Wingdings")
+        return _WINGDINGS.get(code & 0xFF, chr(code)) if is_wingding else chr(code)
+    return _SIGNS.get(element.tag, "")
+
+
+def _rows_or_cells(parent: Element, tag: str) -> Iterator[Element]:
+    for child in parent:
+        if child.tag in _WRAPPERS:
+            yield from _rows_or_cells(child, tag)
+        elif child.tag == tag and child.find("trPr/del") is None and child.find("tcPr/cellDel") is None:
+            yield child
+
+
+def _shown_alternative(element: Element) -> Element:
+    """The newest form; the fallback for old programs says the same once more."""
+    choice = element.find("Choice")
+    if choice is None:
+        choice = element.find("Fallback")
+    return Element("Choice") if choice is None else choice
+
+
+def _without_breaks(text: str) -> str:
+    return text.replace(_PAGE, " ").replace(_LAID_OUT_PAGE, " ")
+
+
+def _value(parent: Element, path: str) -> str | None:
+    element = parent.find(path)
+    return None if element is None else element.get("val")
+
+
+def _is_on(parent: Element, path: str) -> bool:
+    element = parent.find(path)
+    return element is not None and element.get("val", "1") not in ("0", "false", "off")
+
+
+class _Level(NamedTuple):
+    format: str
+    text: str  # such as "%1.%2"
+    start: int
+    style: str | None
+    restarts: bool
+    is_legal: bool  # all numbers in decimal
+    gap: str
+
+    @classmethod
+    def of(cls, element: Element) -> "_Level":
+        return cls(
+            format=_value(element, "numFmt") or "decimal",
+            text=_value(element, "lvlText") or "",
+            start=int(_value(element, "start") or 0),
+            style=_value(element, "pStyle"),
+            restarts=_value(element, "lvlRestart") != "0",
+            is_legal=_is_on(element, "isLgl"),
+            gap="" if _value(element, "suff") == "nothing" else " ",
+        )
+
+
+class _List(NamedTuple):
+    counter: str | None  # lists of one abstract definition count on from each other
+    levels: dict[int, _Level]
+    start_overrides: dict[int, int]
+
+
+class _Numbering:
+    """The numbers and bullets that Word shows but does not store in the paragraphs."""
+
+    def __init__(self, numbering: Element, styles: Element) -> None:
+        self._styles = {style.get("styleId"): style for style in styles.iterfind("style")}
+        defaults = (id_ for id_, style in self._styles.items() if _is_default_paragraph(style))
+        self._default_style = next(defaults, None)
+        self._abstracts = {found.get("abstractNumId"): found for found in numbering.iterfind("abstractNum")}
+        self._nums = {num.get("numId"): num for num in numbering.iterfind("num")}
+        self._lists = {num_id: self._list(num) for num_id, num in self._nums.items()}
+        self._counts: dict[str | None, dict[int, int]] = {}
+        self._begun: set[str | None] = set()
+
+    def label(self, properties: Element) -> str:
+        """The label of the next paragraph with these properties, which this call counts."""
+        styles = self._style_chain(_value(properties, "pStyle") or self._default_style)
+        sources = [
+            properties,
+            *(found for style in styles.values() if (found := style.find("pPr")) is not None),
+        ]
+        num_id = next((id_ for source in sources if (id_ := _value(source, "numPr/numId"))), None)
+        if num_id not in self._lists:  # "0" takes a paragraph out of its style's list
+            return ""
+        levels = self._lists[num_id].levels
+        told = next((told for source in sources if (told := _value(source, "numPr/ilvl"))), None)
+        linked = next((index for index, level in levels.items() if level.style in styles), 0)
+        index = linked if told is None else int(told)
+        return self._text(levels, index, self._count(num_id, index)) if index in levels else ""
+
+    def _list(self, num: Element) -> _List:
+        abstract_id = _value(num, "abstractNumId")
+        abstract = self._abstracts.get(abstract_id, num)
+        if (style := self._styles.get(_value(abstract, "numStyleLink"))) is not None:
+            linked = self._nums.get(_value(style, "pPr/numPr/numId"), num)
+            abstract_id = _value(linked, "abstractNumId")
+            abstract = self._abstracts.get(abstract_id, num)
+        overrides = num.findall("lvlOverride")
+        replaced = [level for override in overrides for level in override.iterfind("lvl")]
+        levels = {int(level.get("ilvl", 0)): _Level.of(level) for level in [*abstract.iterfind("lvl"), *replaced]}
+        starts = {
+            int(override.get("ilvl", 0)): int(start)
+            for override in overrides
+            if (start := _value(override, "startOverride"))
+        }
+        return _List(abstract_id, levels, starts)
+
+    def _style_chain(self, style_id: str | None) -> dict[str | None, Element]:
+        chain: dict[str | None, Element] = {}
+        while style_id not in chain and (style := self._styles.get(style_id)) is not None:
+            chain[style_id] = style
+            style_id = _value(style, "basedOn")
+        return chain
+
+    def _count(self, num_id: str | None, index: int) -> dict[int, int]:
+        counter, levels, start_overrides = self._lists[num_id]
+        counts = self._counts.setdefault(counter, {})
+        if num_id not in self._begun:
+            self._begun.add(num_id)
+            for overridden in start_overrides:
+                counts.pop(overridden, None)
+        start = start_overrides.get(index, levels[index].start)
+        counts[index] = counts[index] + 1 if index in counts else start
+        for deeper in [deeper for deeper in counts if deeper > index and levels[deeper].restarts]:
+            del counts[deeper]
+        return counts
+
+    def _text(self, levels: dict[int, _Level], index: int, counts: dict[int, int]) -> str:
+        level = levels[index]
+        if level.format == "bullet":
+            return "• " if level.text.strip() else ""
+
+        def number(place: re.Match[str]) -> str:
+            shown = int(place[1]) - 1
+            if shown not in levels:
+                return ""
+            return _number(
+                counts.get(shown, levels[shown].start), "decimal" if level.is_legal else levels[shown].format
+            )
+
+        text = re.sub("%([1-9])", number, level.text)
+        return f"{text}{level.gap}" if text.strip() else ""
+
+
+def _is_default_paragraph(style: Element) -> bool:
+    return style.get("type") == "paragraph" and style.get("default") in ("1", "true")
+
+
+def _number(value: int, number_format: str) -> str:
+    if value < 1:
+        return "" if number_format == "none" else str(value)
+    match number_format:
+        case "none":
+            return ""
+        case "decimalZero":
+            return f"{value:02}"
+        case "lowerLetter" | "upperLetter":  # z is followed by aa, then bb
+            letters = chr(ord("a") + (value - 1) % 26) * ((value - 1) // 26 + 1)
+            return letters if number_format == "lowerLetter" else letters.upper()
+        case "lowerRoman":
+            return _roman(value).lower()
+        case "upperRoman":
+            return _roman(value)
+        case "chineseCounting" | "chineseCountingThousand" if value < 100:
+            return _chinese(value)
+        case _:
+            return str(value)
+
+
+def _roman(value: int) -> str:
+    numerals = zip(
+        (1000, 900, 500, 400, 100, 90, 50, 40, 10, 9, 5, 4, 1),
+        ("M", "CM", "D", "CD", "C", "XC", "L", "XL", "X", "IX", "V", "IV", "I"),
+        strict=True,
+    )
+    text = ""
+    for worth, numeral in numerals:
+        text += numeral * (value // worth)
+        value %= worth
+    return text
+
+
+def _chinese(value: int) -> str:
+    digits = "〇一二三四五六七八九"
+    tens, ones = divmod(value, 10)
+    return (digits[tens] if tens > 1 else "") + ("十" if tens else "") + (digits[ones] if ones else "")

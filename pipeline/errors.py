@@ -1,0 +1,138 @@
+# ruff: noqa: N818 - a name says what is wrong with the document, as in "isinstance(outcome, NoTextLayer)"
+"""What can go wrong on the `pipeline` floor.
+
+    PipelineError
+    ├── DocumentError            one document cannot be read; the others go on
+    │   ├── MissingFile
+    │   ├── EmptyDocument
+    │   ├── UnsupportedType
+    │   ├── EncryptedDocument
+    │   ├── NoTextLayer
+    │   ├── UnreadableDocument
+    │   └── ParseLimitExceeded
+    └── QuestionFileError
+
+All are permanent: the same file fails the same way until a person changes it or raises a limit.
+A class's docstring is its message, filled in from the error's attributes. Messages name files,
+never their contents.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar
+
+READABLE_TYPES = "PDF (.pdf), Word (.docx) or text (.txt, .text, .md)"
+
+
+class PipelineError(Exception):
+    """Platemaker could not do this; run the command again with -v to see why."""
+
+    def __str__(self) -> str:
+        if self.args:
+            return super().__str__()
+        template = " ".join((type(self).__doc__ or type(self).__name__).split())
+        return template.format(**vars(self))
+
+
+class DocumentError(PipelineError):
+    """{path.name} cannot be read; open it to see whether it is whole, then submit it again."""
+
+    code: ClassVar[str] = "document_error"
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.path = path
+
+    @property
+    def details(self) -> dict[str, Any]:
+        """The attributes besides the path, as JSON: `DOCUMENT_ERRORS[code](path, **details)` is equal."""
+        return {name: value for name, value in vars(self).items() if name != "path"}
+
+
+class MissingFile(DocumentError):
+    """{path} does not exist; check the name and the folder."""
+
+    code = "missing_file"
+
+
+class EmptyDocument(DocumentError):
+    """{path.name} holds no text; check that it is the right file."""
+
+    code = "empty_document"
+
+
+class UnsupportedType(DocumentError):
+    """{path.name} is {found}, which cannot be read; save it as {save_as}."""
+
+    code = "unsupported_type"
+
+    def __init__(self, path: Path, *, found: str, save_as: str = READABLE_TYPES) -> None:
+        super().__init__(path)
+        self.found = found
+        self.save_as = save_as
+
+
+class EncryptedDocument(DocumentError):
+    """{path.name} needs a password; save a copy without one and submit that."""
+
+    code = "encrypted_document"
+
+
+class NoTextLayer(DocumentError):
+    """{path.name} looks scanned: {num_pages_without_text} of its {num_pages} pages have no text;
+    run OCR over it first, then submit the result."""
+
+    code = "no_text_layer"
+
+    def __init__(self, path: Path, *, num_pages_without_text: int, num_pages: int) -> None:
+        super().__init__(path)
+        self.num_pages_without_text = num_pages_without_text
+        self.num_pages = num_pages
+
+
+class UnreadableDocument(DocumentError):
+    """{path.name} cannot be read ({reason}); open it, save it again and submit the new copy."""
+
+    code = "unreadable_document"
+
+    def __init__(self, path: Path, *, reason: str) -> None:
+        super().__init__(path)
+        self.reason = reason
+
+
+class ParseLimitExceeded(DocumentError):
+    """{path.name} goes over the limit of {limit:,g} {unit} for {resource};
+    split the document, or raise the limit and submit it again."""
+
+    code = "parse_limit_exceeded"
+
+    def __init__(self, path: Path, *, resource: str, limit: float, unit: str) -> None:
+        super().__init__(path)
+        self.resource = resource
+        self.limit = limit
+        self.unit = unit
+
+
+DOCUMENT_ERRORS: dict[str, Callable[..., DocumentError]] = {
+    error.code: error
+    for error in (
+        MissingFile,
+        EmptyDocument,
+        UnsupportedType,
+        EncryptedDocument,
+        NoTextLayer,
+        UnreadableDocument,
+        ParseLimitExceeded,
+    )
+}
+
+
+class QuestionFileError(PipelineError):
+    """{place}: {reason}; correct the file and submit it again."""
+
+    def __init__(self, path: Path, *, reason: str, line: int | None = None) -> None:
+        super().__init__()
+        self.path = path
+        self.line = line
+        self.reason = reason
+        self.place = f"{path}, line {line}" if line else str(path)

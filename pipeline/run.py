@@ -1,0 +1,83 @@
+"""`platemaker run`: the whole pipeline in one process, over the same tasks and rows as a cluster."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from kernels.settings import KernelSettings
+from pipeline.guard import check_no_other_kernels
+from pipeline.questions import Question
+from pipeline.report.files import write_files
+from pipeline.report.rows import report_lines
+from pipeline.report.summary import Summary, summarise
+from pipeline.report.table import print_summary, print_table
+from pipeline.screen import counting, follow, stage
+from pipeline.settings import PipelineSettings
+from pipeline.submit import AnswerOptions, submit
+from storage.database import utc_now
+from storage.jobs import cancel_job
+from storage.settings import StorageSettings
+from tasks.app import configure
+from tasks.settings import TaskSettings
+from tasks.upkeep import kick_waiting
+from tasks.worker import embedded
+from tasks.workplace import Workplace
+
+
+@dataclass(frozen=True)
+class Finished:
+    summary: Summary
+    interrupted: bool
+
+
+def run_here(
+    *,
+    storage: StorageSettings,
+    kernel: KernelSettings,
+    task: TaskSettings,
+    settings: PipelineSettings,
+    files: list[Path],
+    questions: list[Question],
+    options: AnswerOptions,
+    title: str,
+    out: Path,
+    console: Console,
+) -> Finished:
+    """Submits the job, works it off on a thread, shows its progress, writes its report.
+
+    Stopped from the keyboard, it cancels what is left and reports what is there.
+    """
+    check_no_other_kernels()
+    place = Workplace.open(storage, kernel, task)
+    place.database.upgrade()
+    with stage(console, f"Preparing the model {kernel.model_name}"):
+        _ = place.engine.prompter  # a missing or unsuitable model ends the run before anything is queued
+    app = configure(task)
+    with embedded(app, place):
+        with counting(console, "Reading files", len(files)) as tick:
+            made = submit(
+                place.database,
+                place.store,
+                settings=settings,
+                model=place.engine.name,
+                files=files,
+                questions=questions,
+                options=options,
+                title=title,
+                on_read=tick,
+            )
+        interrupted = False
+        try:
+            kick_waiting(app, place.database, task)
+            follow(place.database, settings.tenant, made.job_id, console=console)
+        except KeyboardInterrupt:
+            interrupted = True
+            with place.database.writing() as session:
+                cancel_job(session, settings.tenant, made.job_id, utc_now())
+        lines = list(report_lines(place.database, place.store, settings.tenant, made.job_id))
+        summary = summarise(place.database, settings.tenant, made.job_id, lines)
+        written = write_files(lines, out)
+    print_table(console, lines)
+    print_summary(console, summary, written)
+    return Finished(summary, interrupted)

@@ -1,0 +1,45 @@
+"""Settings of the floor that people touch (PLATEMAKER_* variables, or platemaker.toml)."""
+
+import os
+from pathlib import Path
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
+
+from pipeline.documents import ParseLimits
+
+
+class PipelineSettings(BaseSettings):
+    model_config = SettingsConfigDict(env_prefix="PLATEMAKER_", env_ignore_empty=True, extra="ignore", frozen=True)
+
+    tenant: str = Field(
+        "default",
+        pattern=r"^[a-z0-9][a-z0-9_-]{0,62}$",
+        description="Whose documents, snapshots and answers these are (lower-case name). Tenants see nothing of each other.",
+    )
+    parse_time_s: float = Field(60.0, gt=0, description="Longest time to read one file (seconds).")
+    parse_memory_mb: int = Field(2048, ge=128, description="Most memory to read one file (MB).")
+    parse_file_mb: int = Field(200, ge=1, description="Largest file to read (MB).")
+    parse_workers: int = Field(
+        default_factory=lambda: len(os.sched_getaffinity(0)), ge=1, description="Files read at the same time (count)."
+    )
+
+    @property
+    def parse_limits(self) -> ParseLimits:
+        return ParseLimits(
+            time_s=self.parse_time_s,
+            memory_bytes=self.parse_memory_mb * 2**20,
+            max_file_bytes=self.parse_file_mb * 2**20,
+        )
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        toml = TomlConfigSettingsSource(settings_cls, Path(os.environ.get("PLATEMAKER_CONFIG", "platemaker.toml")))
+        return init_settings, env_settings, toml

@@ -1,0 +1,146 @@
+"""One database: its connections, transactions, schema version and migrations."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+from sqlalchemy import Connection, Engine, create_engine, event, inspect, text
+from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, SQLAlchemyError
+from sqlalchemy.orm import Session
+
+from storage.errors import DatabaseUnavailable, SchemaError
+from storage.schema import SCHEMA_HEAD
+from storage.settings import StorageSettings
+
+BUSY_TIMEOUT_S = 30
+Result = TypeVar("Result")
+
+
+def utc_now() -> datetime:
+    return datetime.now(UTC)
+
+
+class Database:
+    """Short transactions on SQLite or PostgreSQL. No session stays open while a model works."""
+
+    def __init__(self, settings: StorageSettings) -> None:
+        self.description = settings.safe_database_url()
+        url = settings.resolved_database_url()
+        if url.startswith("sqlite"):
+            settings.data_dir.mkdir(parents=True, exist_ok=True)
+        self.engine = _sqlite_engine(url) if url.startswith("sqlite") else _server_engine(url)
+
+    @contextmanager
+    def reading(self) -> Iterator[Session]:
+        """A session for reading only."""
+        with self._session(read_only=True) as session:
+            yield session
+
+    @contextmanager
+    def writing(self) -> Iterator[Session]:
+        """A session whose changes are committed together at the end, or not at all."""
+        with self._session(read_only=False) as session:
+            yield session
+            session.commit()
+
+    def retrying(self, work: Callable[[Session], Result], *, attempts: int = 5) -> Result:
+        """Runs a write that may be repeated whole, again after a lost connection or a serialisation conflict."""
+        for attempt in range(attempts):
+            try:
+                with self.writing() as session:
+                    return work(session)
+            except DatabaseUnavailable:
+                if attempt == attempts - 1:
+                    raise
+                time.sleep(0.1 * 2**attempt)
+        raise AssertionError("unreachable")
+
+    @contextmanager
+    def _session(self, *, read_only: bool) -> Iterator[Session]:
+        engine = self.engine.execution_options(platemaker_read_only=read_only)
+        try:
+            with Session(engine, expire_on_commit=False) as session:
+                yield session
+        except (OperationalError, InterfaceError) as exc:
+            raise _translated(exc) from exc
+        except DBAPIError as exc:
+            if exc.connection_invalidated or "UndefinedTable" in str(exc) or "42P01" in str(exc):
+                raise _translated(exc) from exc
+            raise
+
+    def check_schema(self) -> None:
+        """
+        Raises:
+            SchemaError: the tables are missing or of another version.
+            DatabaseUnavailable: nothing answers.
+        """
+        try:
+            with self.engine.connect() as connection:
+                if not inspect(connection).has_table("alembic_version"):
+                    raise SchemaError
+                found = connection.execute(text("SELECT version_num FROM alembic_version")).scalars().all()
+        except SQLAlchemyError as exc:
+            raise DatabaseUnavailable from exc
+        if found != [SCHEMA_HEAD]:
+            raise SchemaError
+
+    def upgrade(self, revision: str = "head") -> None:
+        """Brings the schema to this version; does nothing where it is there already."""
+        try:
+            with self.engine.connect() as connection:
+                _run_migrations(connection, revision)
+                connection.commit()
+        except (OperationalError, InterfaceError) as exc:
+            raise DatabaseUnavailable from exc
+
+    def close(self) -> None:
+        self.engine.dispose()
+
+
+def _run_migrations(connection: Connection, revision: str) -> None:
+    # Imported here: alembic costs 0.3 s, and only an upgrade needs it.
+    from alembic import command
+    from alembic.config import Config
+
+    import migrations
+
+    config = Config()
+    config.set_main_option("script_location", str(Path(migrations.__file__).parent))
+    config.attributes["connection"] = connection
+    if revision == "base":
+        command.downgrade(config, revision)
+    else:
+        command.upgrade(config, revision)
+
+
+def _translated(exc: DBAPIError) -> Exception:
+    message = str(exc.orig)
+    if "no such table" in message or "no such column" in message or "42P01" in message or "42703" in message:
+        return SchemaError()
+    return DatabaseUnavailable()
+
+
+def _server_engine(url: str) -> Engine:
+    return create_engine(url, pool_pre_ping=True, pool_size=5, max_overflow=10, connect_args={"timeout": 10})
+
+
+def _sqlite_engine(url: str) -> Engine:
+    engine = create_engine(url, connect_args={"timeout": BUSY_TIMEOUT_S, "check_same_thread": False})
+
+    @event.listens_for(engine, "connect")
+    def _prepare(connection: Any, _record: Any) -> None:
+        connection.isolation_level = None  # transactions begin where `_begin` says, not where sqlite3 guesses
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute("PRAGMA synchronous=NORMAL")
+        connection.execute("PRAGMA foreign_keys=ON")
+
+    @event.listens_for(engine, "begin")
+    def _begin(connection: Connection) -> None:
+        # A deferred transaction that reads and then writes fails at once when another has written meanwhile.
+        read_only = connection.get_execution_options().get("platemaker_read_only", False)
+        connection.exec_driver_sql("BEGIN" if read_only else "BEGIN IMMEDIATE")
+
+    return engine

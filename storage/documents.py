@@ -1,0 +1,52 @@
+"""Documents: the normalised text as an object, its row in the database."""
+
+from datetime import datetime
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from storage.errors import DocumentUnknown
+from storage.inserting import insert_new
+from storage.objects import ObjectStore
+from storage.schema import DocumentRow
+
+
+def text_key(tenant: str, document_id: str) -> str:
+    return f"documents/{tenant}/{document_id}.txt"
+
+
+def put_text(store: ObjectStore, tenant: str, document_id: str, text: str) -> None:
+    """Stores the text; before its row, so that a row always has its text. Idempotent."""
+    store.put(text_key(tenant, document_id), text.encode())
+
+
+def get_text(store: ObjectStore, tenant: str, document_id: str) -> str:
+    return store.get(text_key(tenant, document_id)).decode()
+
+
+def add_document(session: Session, *, tenant: str, document_id: str, num_chars: int, now: datetime) -> None:
+    """Writes the row unless it is there."""
+    insert_new(
+        session,
+        DocumentRow,
+        [
+            {
+                "tenant": tenant,
+                "document_id": document_id,
+                "text_key": text_key(tenant, document_id),
+                "num_chars": num_chars,
+                "created_at": now,
+            }
+        ],
+    )
+
+
+def require_document(session: Session, tenant: str, document_id: str) -> DocumentRow:
+    """
+    Raises:
+        DocumentUnknown: this tenant has no such document.
+    """
+    row = session.scalar(select(DocumentRow).filter_by(tenant=tenant, document_id=document_id))
+    if row is None:
+        raise DocumentUnknown(document_id)
+    return row

@@ -1,0 +1,130 @@
+"""What can go wrong with what lasts.
+
+StorageError
+├── ObjectStoreError          retryable or not, by class
+│   ├── ObjectMissing         no object under this key
+│   ├── StoreUnavailable      retryable: refused, timed out, 5xx
+│   ├── StoreDenied           wrong keys or no permission
+│   ├── BucketMissing         the bucket in PLATEMAKER_STORE_URL does not exist
+│   ├── StoreFull             disk full, quota reached, mounted read-only
+│   └── ClockSkew             this machine's clock is off
+├── SnapshotError
+│   ├── SnapshotMissing       never made, expired or erased
+│   └── SnapshotCorrupt       what was loaded is not what was stored
+├── JobMissing                no such job of this tenant
+├── DocumentUnknown           no such document of this tenant
+├── SchemaError               database schema missing or old
+└── DatabaseUnavailable       the database does not answer
+
+A class's docstring is its default message. Messages are safe to show: they hold keys, names and numbers,
+never credentials or document text.
+"""
+
+import inspect
+from typing import Any, ClassVar
+
+
+class StorageError(Exception):
+    """The storage failed."""
+
+    def __init__(self, message: str | None = None) -> None:
+        super().__init__(message or " ".join((inspect.getdoc(type(self)) or "").split()))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Celery's pools pickle errors; the default would call __init__ with the finished message.
+        return _restore, (type(self), self.args, vars(self))
+
+
+def _restore(kind: type[StorageError], args: tuple[Any, ...], attributes: dict[str, Any]) -> StorageError:
+    error = kind.__new__(kind, *args)
+    vars(error).update(attributes)
+    return error
+
+
+class ObjectStoreError(StorageError):
+    """The object store refused the request."""
+
+    retryable: ClassVar[bool] = False
+
+
+class ObjectMissing(ObjectStoreError):
+    """The object store has no such object."""
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+        super().__init__(f"The object store has no object {key}.")
+
+
+class StoreUnavailable(ObjectStoreError):
+    """The object store does not answer. Check that it runs and that PLATEMAKER_S3_ENDPOINT_URL is right."""
+
+    retryable = True
+
+
+class StoreDenied(ObjectStoreError):
+    """The object store refused these credentials.
+
+    Check PLATEMAKER_S3_ACCESS_KEY_ID and PLATEMAKER_S3_SECRET_ACCESS_KEY and what they may do.
+    """
+
+
+class BucketMissing(ObjectStoreError):
+    """The bucket does not exist."""
+
+    def __init__(self, bucket: str) -> None:
+        self.bucket = bucket
+        super().__init__(f"There is no bucket {bucket}. Create it, or correct PLATEMAKER_STORE_URL.")
+
+
+class StoreFull(ObjectStoreError):
+    """The object store is full or read-only. Free space, or set PLATEMAKER_STORE_URL to another one."""
+
+
+class ClockSkew(ObjectStoreError):
+    """The object store refused this machine's clock. Set the clock right (NTP) and try again."""
+
+
+class SnapshotError(StorageError):
+    """The snapshot cannot be used."""
+
+
+class SnapshotMissing(SnapshotError):
+    """There is no such snapshot."""
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+        super().__init__(f"There is no snapshot {key}: never made, expired or erased.")
+
+
+class SnapshotCorrupt(SnapshotError):
+    """What was loaded is not what was stored."""
+
+    def __init__(self, key: str, *, expected: str, actual: str) -> None:
+        self.key = key
+        self.expected = expected
+        self.actual = actual
+        super().__init__(f"Snapshot {key} is damaged: expected {expected}, found {actual}.")
+
+
+class JobMissing(StorageError):
+    """There is no such job."""
+
+    def __init__(self, job_id: str) -> None:
+        self.job_id = job_id
+        super().__init__(f"There is no job {job_id}. `platemaker jobs` lists yours.")
+
+
+class DocumentUnknown(StorageError):
+    """There is no such document."""
+
+    def __init__(self, document_id: str) -> None:
+        self.document_id = document_id
+        super().__init__(f"There is no document {document_id}.")
+
+
+class SchemaError(StorageError):
+    """The database schema is missing or older than this version. Run `platemaker db upgrade`."""
+
+
+class DatabaseUnavailable(StorageError):
+    """The database does not answer. Check that it runs and that PLATEMAKER_DATABASE_URL is right."""

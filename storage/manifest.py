@@ -1,0 +1,91 @@
+"""The manifest of a snapshot: what it is of, which chunks hold it, and how to prove them."""
+
+import hashlib
+
+import xxhash
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from storage.errors import SnapshotCorrupt
+
+
+class ChunkEntry(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    key: str
+    start: int
+    stop: int
+    size_bytes: int
+    xxh3: str
+    sha256: str
+
+    @property
+    def object_key(self) -> str:
+        return chunk_object_key(self.key)
+
+
+class Producer(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    version: str
+    device: str
+    torch: str
+
+
+class Manifest(BaseModel):
+    """Stored as JSON under `manifests/<tenant>/<document_id>/<fingerprint>.json`, after all its chunks."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    fingerprint: dict[str, str | int]
+    num_tokens: int
+    num_layers: int
+    chunks: tuple[ChunkEntry, ...]
+    codec: str
+    probe_token_ids: tuple[int, ...]
+    probe_logits: tuple[float, ...]
+    producer: Producer
+
+    def encode(self) -> bytes:
+        return self.model_dump_json(indent=1).encode()
+
+    @classmethod
+    def decode(cls, data: bytes, key: str) -> "Manifest":
+        """
+        Raises:
+            SnapshotCorrupt: not a manifest.
+        """
+        try:
+            return cls.model_validate_json(data)
+        except ValidationError as exc:
+            raise SnapshotCorrupt(key, expected="a manifest", actual=f"{exc.error_count()} errors in it") from exc
+
+
+def manifest_object_key(tenant: str, document_id: str, fingerprint: str) -> str:
+    return f"manifests/{tenant}/{document_id}/{fingerprint}.json"
+
+
+def chunk_object_key(chunk_key: str) -> str:
+    return f"chunks/{chunk_key}.safetensors"
+
+
+def describe_chunk(key: str, start: int, stop: int, data: bytes) -> ChunkEntry:
+    return ChunkEntry(
+        key=key,
+        start=start,
+        stop=stop,
+        size_bytes=len(data),
+        xxh3=xxhash.xxh3_128_hexdigest(data),
+        sha256=hashlib.sha256(data).hexdigest(),
+    )
+
+
+def verify_chunk(entry: ChunkEntry, data: bytes) -> None:
+    """
+    Raises:
+        SnapshotCorrupt: the bytes are not those that were stored.
+    """
+    if len(data) != entry.size_bytes:
+        raise SnapshotCorrupt(entry.object_key, expected=f"{entry.size_bytes} bytes", actual=f"{len(data)} bytes")
+    found = xxhash.xxh3_128_hexdigest(data)
+    if found != entry.xxh3:
+        raise SnapshotCorrupt(entry.object_key, expected=entry.xxh3, actual=found)

@@ -1,0 +1,19 @@
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from storage.objects.base import ObjectStore, check_key
+from storage.objects.folder import FolderStore
+from storage.settings import StorageSettings
+
+__all__ = ["FolderStore", "ObjectStore", "check_key", "open_store"]
+
+
+def open_store(settings: StorageSettings) -> ObjectStore:
+    """The store that PLATEMAKER_STORE_URL names. A folder is made if it does not exist; a bucket is not."""
+    url = settings.resolved_store_url()
+    if url.startswith("s3://"):
+        # Here and not above: boto3 takes as long to import as the rest of storage together.
+        from storage.objects.s3 import S3Store
+
+        return S3Store(settings)
+    return FolderStore(Path(unquote(urlsplit(url).path) if url.startswith("file://") else url))

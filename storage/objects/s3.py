@@ -1,0 +1,303 @@
+import io
+import os
+import random
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import closing, contextmanager, suppress
+from datetime import UTC, datetime, timedelta
+from typing import Any, NamedTuple, TypeVar
+from urllib.parse import urlsplit
+
+import boto3.session
+from botocore import exceptions as boto
+from botocore.config import Config
+from botocore.response import StreamingBody
+
+from storage.errors import (
+    BucketMissing,
+    ClockSkew,
+    ObjectMissing,
+    ObjectStoreError,
+    StoreDenied,
+    StoreFull,
+    StoreUnavailable,
+)
+from storage.objects.base import check_key, check_prefix, is_key
+from storage.settings import StorageSettings
+
+# Larger objects travel in parts of this size, several at a time. S3 wants at least 5 MiB.
+PART_BYTES = 8 * 1024 * 1024
+_READ_BYTES = 1024 * 1024
+_READ_ATTEMPTS = 4
+_BROKEN_BODY = (boto.IncompleteReadError, boto.ReadTimeoutError, boto.ResponseStreamingError)
+_DENIED = {
+    "AccessDenied",
+    "AllAccessDisabled",
+    "AuthorizationHeaderMalformed",
+    "ExpiredToken",
+    "InvalidAccessKeyId",
+    "InvalidToken",
+    "SignatureDoesNotMatch",
+}
+_FULL = {"InsufficientStorage", "QuotaExceeded", "XMinioStorageFull"}
+# NoSuchUpload: a sweep, or the retry of a completion whose answer was lost. Putting again is right for both.
+_TRANSIENT = {"NoSuchUpload", "RequestTimeout", "SlowDown", "Throttling", "TooManyRequests"}
+
+_T = TypeVar("_T")
+
+
+class _Connection(NamedTuple):
+    client: Any
+    pool: ThreadPoolExecutor
+
+
+class _Part(NamedTuple):
+    body: StreamingBody
+    version: str
+    object_bytes: int
+
+
+class _ReplacedError(Exception):
+    """The object was replaced between two reads of its parts."""
+
+
+class S3Store:
+    """Objects in a bucket of any S3-compatible server."""
+
+    def __init__(self, settings: StorageSettings) -> None:
+        url = urlsplit(settings.resolved_store_url())
+        folder = url.path.strip("/")
+        self._settings = settings
+        self._bucket = url.netloc
+        self._prefix = f"{check_key(folder)}/" if folder else ""
+        self._connections: dict[int, _Connection] = {}
+        self._locks: dict[int, threading.Lock] = {}
+
+    def put(self, key: str, data: bytes | memoryview) -> None:
+        where = self._where(key)
+        view = memoryview(data).cast("B")
+        with self._translated(key):
+            if len(view) > PART_BYTES:
+                self._put_parts(where, view)
+            else:
+                self._connection().client.put_object(**where, Body=bytes(view))
+
+    def get(self, key: str) -> bytes:
+        where = self._where(key)
+        with self._translated(key):
+            for _ in range(_READ_ATTEMPTS):
+                with suppress(_ReplacedError):
+                    return self._get_parts(where)
+        raise StoreUnavailable(f"Object {key} was replaced again and again while it was read.")
+
+    def size(self, key: str) -> int:
+        where = self._where(key)
+        with self._translated(key):
+            # Not HEAD: its errors have no body, so a missing object looks like a missing bucket.
+            part = self._open_part(where, 0, 1)
+            if part is None:
+                return 0
+            with closing(part.body) as body:
+                body.read()
+            return part.object_bytes
+
+    def delete(self, key: str) -> None:
+        where = self._where(key)
+        with self._translated():
+            self._connection().client.delete_object(**where)
+
+    def keys(self, prefix: str = "") -> Iterator[str]:
+        begin = self._prefix + check_prefix(prefix)
+        with self._translated():
+            pages = self._connection().client.get_paginator("list_objects_v2")
+            for page in pages.paginate(Bucket=self._bucket, Prefix=begin):
+                for found in page.get("Contents", ()):
+                    key = found["Key"].removeprefix(self._prefix)
+                    if is_key(key):
+                        yield key
+
+    def sweep(self, older_than_s: float) -> int:
+        client = self._connection().client
+        before = datetime.now(UTC) - timedelta(seconds=older_than_s)
+        num_swept = 0
+        with self._translated():
+            pages = client.get_paginator("list_multipart_uploads")
+            for page in pages.paginate(Bucket=self._bucket, Prefix=self._prefix):
+                for upload in page.get("Uploads", ()):
+                    if upload["Initiated"] <= before:
+                        client.abort_multipart_upload(
+                            Bucket=self._bucket, Key=upload["Key"], UploadId=upload["UploadId"]
+                        )
+                        num_swept += 1
+        return num_swept
+
+    def describe(self) -> str:
+        server = self._settings.s3_endpoint_url or self._settings.s3_region
+        return f"s3://{self._bucket}/{self._prefix} at {server}"
+
+    def close(self) -> None:
+        connection = self._connections.pop(os.getpid(), None)
+        if connection:
+            connection.pool.shutdown()
+            connection.client.close()
+
+    def _where(self, key: str) -> dict[str, str]:
+        return {"Bucket": self._bucket, "Key": self._prefix + check_key(key)}
+
+    def _connection(self) -> _Connection:
+        """This process's own: sockets and threads do not survive a fork."""
+        pid = os.getpid()
+        found = self._connections.get(pid)
+        if found is None:
+            # One lock for each process too: the parent's could have been held at the moment of the fork.
+            with self._locks.setdefault(pid, threading.Lock()):
+                found = self._connections.get(pid) or self._connect()
+                self._connections[pid] = found
+        return found
+
+    def _connect(self) -> _Connection:
+        settings = self._settings
+        key_id, secret = settings.s3_access_key_id, settings.s3_secret_access_key
+        client = boto3.session.Session().client(
+            "s3",
+            region_name=settings.s3_region,
+            endpoint_url=settings.s3_endpoint_url,
+            aws_access_key_id=key_id and key_id.get_secret_value(),
+            aws_secret_access_key=secret and secret.get_secret_value(),
+            config=Config(
+                connect_timeout=5,
+                read_timeout=60,
+                retries={"mode": "standard", "total_max_attempts": 3},
+                max_pool_connections=settings.s3_max_connections,
+                # Servers other than Amazon's answer the newer checksums with what looks like wrong keys, and
+                # have no host name for each bucket. Our own digests carry integrity.
+                request_checksum_calculation="when_required",
+                response_checksum_validation="when_required",
+                s3={"addressing_style": "path" if settings.s3_endpoint_url else "auto"},
+            ),
+        )
+        # Half for parts, half for the callers' own requests.
+        return _Connection(client, ThreadPoolExecutor(max(1, settings.s3_max_connections // 2), "s3"))
+
+    def _put_parts(self, where: dict[str, str], data: memoryview) -> None:
+        client, pool = self._connection()
+        upload = where | {"UploadId": client.create_multipart_upload(**where)["UploadId"]}
+
+        def put_part(start: int) -> dict[str, Any]:
+            number = start // PART_BYTES + 1
+            body = bytes(data[start : start + PART_BYTES])
+            answer = client.upload_part(**upload, PartNumber=number, Body=body)
+            return {"PartNumber": number, "ETag": answer["ETag"]}
+
+        is_complete = False
+        try:
+            parts = _run_all(pool, put_part, range(0, len(data), PART_BYTES))
+            client.complete_multipart_upload(**upload, MultipartUpload={"Parts": parts})
+            is_complete = True
+        finally:
+            if not is_complete:
+                # The first error is the one to tell; what stays behind because of a second is for the sweep.
+                with suppress(boto.BotoCoreError, boto.ClientError):
+                    client.abort_multipart_upload(**upload)
+
+    def _get_parts(self, where: dict[str, str]) -> bytes:
+        first = self._open_part(where, 0, PART_BYTES)
+        if first is None:
+            return b""
+        # BytesIO hands its memory out as bytes without a copy.
+        buffer = io.BytesIO(bytes(first.object_bytes))
+        with closing(first.body), buffer.getbuffer() as memory:
+
+            def read_part(start: int) -> None:
+                with memory[start : start + PART_BYTES] as into:
+                    self._read_part(where, first, start, into)
+
+            if len(memory) > PART_BYTES:
+                _run_all(self._connection().pool, read_part, range(0, len(memory), PART_BYTES))
+            else:
+                read_part(0)
+        return buffer.getvalue()
+
+    def _read_part(self, where: dict[str, str], first: _Part, start: int, into: memoryview) -> None:
+        """Fill `into`. boto3 retries requests but not bodies: after a break, go on behind what has come."""
+        num_read = 0
+        part = first if start == 0 else None
+        for attempts_left in reversed(range(_READ_ATTEMPTS)):
+            part = part or self._open_part(where, start + num_read, start + len(into))
+            if part is None:
+                raise _ReplacedError
+            try:
+                with closing(part.body) as body:
+                    if part.version != first.version:
+                        raise _ReplacedError
+                    while num_read < len(into):
+                        num_read += _read_some(body, into[num_read : num_read + _READ_BYTES])
+                return
+            except _BROKEN_BODY:
+                if not attempts_left:
+                    raise
+            part = None
+            time.sleep(random.uniform(0.1, 0.5))
+
+    def _open_part(self, where: dict[str, str], start: int, stop: int) -> _Part | None:
+        """The bytes from start up to stop of an object; None where there are none."""
+        try:
+            answer = self._connection().client.get_object(**where, Range=f"bytes={start}-{stop - 1}")
+        except boto.ClientError as exc:
+            if exc.response["Error"]["Code"] in {"InvalidRange", "416"}:
+                return None
+            raise
+        return _Part(answer["Body"], answer["ETag"], int(answer["ContentRange"].rpartition("/")[2]))
+
+    @contextmanager
+    def _translated(self, key: str | None = None) -> Iterator[None]:
+        try:
+            yield
+        except boto.ClientError as exc:
+            raise self._meaning(exc, key) from exc
+        except (boto.NoCredentialsError, boto.PartialCredentialsError, boto.CredentialRetrievalError) as exc:
+            raise StoreDenied from exc
+        except (boto.ConnectionError, boto.HTTPClientError, *_BROKEN_BODY) as exc:
+            raise StoreUnavailable(
+                f"The object store {self.describe()} does not answer. "
+                "Check that it runs and that PLATEMAKER_S3_ENDPOINT_URL is right."
+            ) from exc
+        except boto.BotoCoreError as exc:
+            raise ObjectStoreError(f"The object store cannot be used: {type(exc).__name__}.") from exc
+
+    def _meaning(self, exc: boto.ClientError, key: str | None) -> ObjectStoreError:
+        code = exc.response["Error"]["Code"]
+        status = exc.response["ResponseMetadata"]["HTTPStatusCode"]
+        if code == "NoSuchBucket":
+            return BucketMissing(self._bucket)
+        if code == "NoSuchKey" and key:
+            return ObjectMissing(key)
+        if code in {"RequestTimeTooSkewed", "RequestExpired"}:
+            return ClockSkew()
+        if code in _FULL or status == 507:
+            return StoreFull()
+        if code in _DENIED or status in (401, 403):
+            return StoreDenied()
+        if code in _TRANSIENT or status >= 500:
+            return StoreUnavailable(f"The object store answered {code} ({status}). Try again later.")
+        return ObjectStoreError(f"The object store answered {code} ({status}).")
+
+
+def _run_all(pool: ThreadPoolExecutor, work: Callable[[int], _T], starts: Iterable[int]) -> list[_T]:
+    """Results in order. When one fails, the others have ended before its error is raised."""
+    futures = [pool.submit(work, start) for start in starts]
+    try:
+        return [future.result() for future in futures]
+    finally:
+        for future in futures:
+            future.cancel()
+        wait(futures)
+
+
+def _read_some(body: StreamingBody, into: memoryview) -> int:
+    num_read: int = body.readinto(into)
+    if num_read == 0:
+        raise boto.IncompleteReadError(actual_bytes=0, expected_bytes=len(into))
+    return num_read

@@ -1,0 +1,260 @@
+"""The tables. Rows are the truth; messages on the queues are only hints to look at them.
+
+Every query is bound to a tenant where the table has one. Times are aware UTC in both databases.
+"""
+
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Any
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    DateTime,
+    Dialect,
+    ForeignKey,
+    ForeignKeyConstraint,
+    Index,
+    Integer,
+    MetaData,
+    String,
+    Text,
+    UniqueConstraint,
+)
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from sqlalchemy.types import TypeDecorator
+
+SCHEMA_HEAD = "0001"
+
+NAMES = {
+    "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+    "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+    "fk": "fk_%(table_name)s_%(column_0_N_name)s_%(referred_table_name)s",
+    "pk": "pk_%(table_name)s",
+}
+
+
+class ItemState(StrEnum):
+    """Of one document × one question. The last three are final."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    ANSWERED = "answered"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+OPEN_STATES = (ItemState.QUEUED, ItemState.RUNNING)
+
+
+class SnapshotState(StrEnum):
+    WRITING = "writing"
+    READY = "ready"
+    QUARANTINED = "quarantined"
+    FAILED = "failed"
+
+
+class UtcDateTime(TypeDecorator[datetime]):
+    """Aware UTC in, aware UTC out; SQLite drops the zone, so it is put back."""
+
+    impl = DateTime(timezone=True)
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        return None if value is None else value.astimezone(UTC)
+
+    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        if value is None:
+            return None
+        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+
+
+class Base(DeclarativeBase):
+    metadata = MetaData(naming_convention=NAMES)
+    type_annotation_map = {datetime: UtcDateTime, dict[str, Any]: JSON, list[int]: JSON, str: String(255)}  # noqa: RUF012 # SQLAlchemy's own name
+
+
+BigId = BigInteger().with_variant(Integer, "sqlite")  # SQLite numbers only INTEGER keys by itself
+
+
+class DocumentRow(Base):
+    """One normalised text, whatever its files are called. The text itself lies in the object store."""
+
+    __tablename__ = "documents"
+
+    tenant: Mapped[str] = mapped_column(primary_key=True)
+    document_id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    text_key: Mapped[str] = mapped_column(Text)
+    num_chars: Mapped[int]
+    created_at: Mapped[datetime]
+
+
+class JobRow(Base):
+    """A set of sources times a set of questions. Whether it has ended is what its items say."""
+
+    __tablename__ = "jobs"
+
+    job_id: Mapped[str] = mapped_column(String(32), primary_key=True)
+    tenant: Mapped[str]
+    model: Mapped[str] = mapped_column(Text)
+    title: Mapped[str] = mapped_column(Text)
+    created_at: Mapped[datetime]
+    cancelled_at: Mapped[datetime | None]
+    finished_at: Mapped[datetime | None]
+
+    __table_args__ = (Index(None, "tenant", "created_at"),)
+
+
+class SourceRow(Base):
+    """One file of a job, in the order given; `error` says why it could not be read."""
+
+    __tablename__ = "sources"
+
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.job_id", ondelete="CASCADE"), primary_key=True)
+    position: Mapped[int] = mapped_column(primary_key=True)
+    tenant: Mapped[str]
+    name: Mapped[str] = mapped_column(Text)
+    document_id: Mapped[str | None] = mapped_column(String(64))
+    page_starts: Mapped[list[int]]
+    pages_without_text: Mapped[list[int]]
+    error_code: Mapped[str | None]
+    error: Mapped[str | None] = mapped_column(Text)
+
+    __table_args__ = (
+        ForeignKeyConstraint(["tenant", "document_id"], ["documents.tenant", "documents.document_id"]),
+        Index(None, "tenant", "document_id"),
+    )
+
+
+class QuestionRow(Base):
+    """One question of a job, in the order given; `error` says why it cannot be asked."""
+
+    __tablename__ = "questions"
+
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.job_id", ondelete="CASCADE"), primary_key=True)
+    position: Mapped[int] = mapped_column(primary_key=True)
+    question_id: Mapped[str] = mapped_column(Text)
+    title: Mapped[str] = mapped_column(Text)
+    text: Mapped[str] = mapped_column(Text)
+    params: Mapped[dict[str, Any]]
+    error_code: Mapped[str | None]
+    error: Mapped[str | None] = mapped_column(Text)
+
+
+class ItemRow(Base):
+    """One document × one question of a job: the unit of work. Two sources with one text share their items."""
+
+    __tablename__ = "items"
+
+    item_id: Mapped[int] = mapped_column(BigId, primary_key=True, autoincrement=True)
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.job_id", ondelete="CASCADE"))
+    tenant: Mapped[str]
+    document_id: Mapped[str] = mapped_column(String(64))
+    question_position: Mapped[int]
+    state: Mapped[ItemState] = mapped_column(String(16))
+    attempts: Mapped[int] = mapped_column(default=0)
+    owner: Mapped[str | None]
+    lease_until: Mapped[datetime | None]
+    kicked_at: Mapped[datetime | None]
+    finished_at: Mapped[datetime | None]
+    error_code: Mapped[str | None]
+    error: Mapped[str | None] = mapped_column(Text)
+
+    __table_args__ = (
+        UniqueConstraint("job_id", "document_id", "question_position"),
+        Index(None, "job_id", "state"),
+        Index(None, "tenant", "document_id", "state"),
+        Index(None, "state", "lease_until"),
+        Index(None, "owner"),
+    )
+
+
+class AnswerRow(Base):
+    """The answer of an item, with its usage and lineage; written in the transaction that ends the item."""
+
+    __tablename__ = "answers"
+
+    item_id: Mapped[int] = mapped_column(
+        BigId, ForeignKey("items.item_id", ondelete="CASCADE"), primary_key=True, autoincrement=False
+    )
+    text: Mapped[str] = mapped_column(Text)
+    finish: Mapped[str] = mapped_column(String(16))
+    snapshot_id: Mapped[int | None] = mapped_column(BigId, ForeignKey("snapshots.snapshot_id"))
+    cached_tokens: Mapped[int]
+    question_tokens: Mapped[int]
+    output_tokens: Mapped[int]
+    first_token_s: Mapped[float]
+    total_s: Mapped[float]
+    worker: Mapped[str]
+    created_at: Mapped[datetime]
+
+
+class SnapshotRow(Base):
+    """One document's KV under one fingerprint. The unique row makes its prefill single-flight.
+
+    `fence` grows with every claim; a writer whose number is no longer the row's has been overtaken.
+    """
+
+    __tablename__ = "snapshots"
+
+    snapshot_id: Mapped[int] = mapped_column(BigId, primary_key=True, autoincrement=True)
+    tenant: Mapped[str]
+    document_id: Mapped[str] = mapped_column(String(64))
+    fingerprint: Mapped[str] = mapped_column(String(64))
+    fields: Mapped[dict[str, Any]]
+    state: Mapped[SnapshotState] = mapped_column(String(16))
+    fence: Mapped[int] = mapped_column(default=0)
+    attempts: Mapped[int] = mapped_column(default=0)
+    owner: Mapped[str | None]
+    lease_until: Mapped[datetime | None]
+    num_tokens: Mapped[int]
+    done_tokens: Mapped[int] = mapped_column(default=0)
+    computed_tokens: Mapped[int] = mapped_column(default=0)
+    size_bytes: Mapped[int] = mapped_column(BigInteger, default=0)
+    manifest_sha256: Mapped[str | None] = mapped_column(String(64))
+    prefill_s: Mapped[float | None]
+    error: Mapped[str | None] = mapped_column(Text)
+    created_at: Mapped[datetime]
+    ready_at: Mapped[datetime | None]
+    last_used_at: Mapped[datetime | None]
+
+    __table_args__ = (UniqueConstraint("tenant", "document_id", "fingerprint"),)
+
+
+class ChunkRow(Base):
+    """One stored chunk of a prefix chain, which several snapshots may share."""
+
+    __tablename__ = "chunks"
+
+    chunk_key: Mapped[str] = mapped_column(String(64), primary_key=True)
+    tenant: Mapped[str]
+    num_tokens: Mapped[int]
+    size_bytes: Mapped[int] = mapped_column(BigInteger)
+    xxh3: Mapped[str] = mapped_column(String(32))
+    sha256: Mapped[str] = mapped_column(String(64))
+    created_at: Mapped[datetime]
+
+
+class SnapshotChunkRow(Base):
+    __tablename__ = "snapshot_chunks"
+
+    snapshot_id: Mapped[int] = mapped_column(
+        BigId, ForeignKey("snapshots.snapshot_id", ondelete="CASCADE"), primary_key=True, autoincrement=False
+    )
+    position: Mapped[int] = mapped_column(primary_key=True)
+    chunk_key: Mapped[str] = mapped_column(String(64), ForeignKey("chunks.chunk_key"), index=True)
+
+
+class ReadingRow(Base):
+    """How a job came by a document's snapshot: `computed` for it, or `found` ready."""
+
+    __tablename__ = "readings"
+
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.job_id", ondelete="CASCADE"), primary_key=True)
+    document_id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    snapshot_id: Mapped[int] = mapped_column(BigId, ForeignKey("snapshots.snapshot_id"))
+    way: Mapped[str] = mapped_column(String(16))
+    computed_tokens: Mapped[int]
+    reused_tokens: Mapped[int]
+    prefill_s: Mapped[float]
+    created_at: Mapped[datetime]

@@ -1,0 +1,139 @@
+import os
+import re
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from pydantic import (
+    Field,
+    ModelWrapValidatorHandler,
+    SecretStr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
+
+PREFIX = "PLATEMAKER_"
+
+
+def _default_data_dir() -> Path:
+    return Path(os.environ.get("XDG_DATA_HOME") or "~/.local/share") / "platemaker"
+
+
+class StorageSettings(BaseSettings):
+    """Where things last. Environment variables win over `platemaker.toml`."""
+
+    # Inputs stay out of error messages: they can be secrets.
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX,
+        env_ignore_empty=True,
+        extra="ignore",
+        frozen=True,
+        hide_input_in_errors=True,
+        validate_default=True,
+    )
+
+    data_dir: Path = Field(
+        default_factory=_default_data_dir,
+        description="Folder for everything kept on this machine (path). "
+        "Default: $XDG_DATA_HOME/platemaker, else ~/.local/share/platemaker.",
+    )
+    database_url: SecretStr | None = Field(
+        default=None,
+        description="Database (URL, sqlite:/// or postgresql://). Default: the file platemaker.db in the data folder.",
+    )
+    store_url: str | None = Field(
+        default=None,
+        description="Object store (URL: /folder, file:///folder or s3://bucket/prefix). "
+        "Default: the folder objects in the data folder.",
+    )
+    s3_endpoint_url: str | None = Field(
+        default=None,
+        description="S3 server (URL, http:// or https://). Default: Amazon's for the region.",
+    )
+    s3_region: str = Field(default="us-east-1", min_length=1, description="S3 region (name).")
+    s3_access_key_id: SecretStr | None = Field(
+        default=None,
+        description="S3 access key id (text). Default: boto3's own search (profile, instance role).",
+    )
+    s3_secret_access_key: SecretStr | None = Field(default=None, description="S3 secret access key (text).")
+    s3_max_connections: int = Field(
+        default=16, ge=1, le=256, description="Connections of one process to the S3 server (count)."
+    )
+
+    @field_validator("data_dir")
+    @classmethod
+    def _absolute(cls, value: Path) -> Path:
+        return value.expanduser().absolute()
+
+    @field_validator("database_url")
+    @classmethod
+    def _known_database(cls, value: SecretStr | None) -> SecretStr | None:
+        if value and not re.match(r"(sqlite|postgres|postgresql)(\+\w+)?://", value.get_secret_value()):
+            raise ValueError("must begin with sqlite:// or postgresql://")
+        return value
+
+    @field_validator("store_url")
+    @classmethod
+    def _known_store(cls, value: str | None) -> str | None:
+        if value and not re.fullmatch(r"(file://)?/[^/].*|s3://[a-z0-9][a-z0-9.-]+[a-z0-9](/[A-Za-z0-9_./-]*)?", value):
+            raise ValueError("must be /folder, file:///folder or s3://bucket/prefix")
+        return value
+
+    @field_validator("s3_endpoint_url")
+    @classmethod
+    def _plain_endpoint(cls, value: str | None) -> str | None:
+        if value and not re.fullmatch(r"https?://[^/@?#]+/?", value):
+            raise ValueError("must be http://host:port or https://host:port, without keys or a path")
+        return value
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _name_the_variable(cls, data: Any, handler: ModelWrapValidatorHandler["StorageSettings"]) -> "StorageSettings":
+        try:
+            settings = handler(data)
+        except ValidationError as exc:
+            lines = (
+                f"{PREFIX}{str(e['loc'][0]).upper()}: {e['msg'].removeprefix('Value error, ')}"
+                for e in exc.errors(include_input=False)
+            )
+            raise ValueError("; ".join(lines)) from None
+        if (settings.s3_access_key_id is None) != (settings.s3_secret_access_key is None):
+            raise ValueError(f"set both {PREFIX}S3_ACCESS_KEY_ID and {PREFIX}S3_SECRET_ACCESS_KEY, or neither")
+        return settings
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        named = os.environ.get(f"{PREFIX}CONFIG")
+        if named and not Path(named).is_file():
+            raise ValueError(f"{PREFIX}CONFIG names {named}, which is not a file")
+        file = TomlConfigSettingsSource(settings_cls, Path(named or "platemaker.toml"))
+        return init_settings, env_settings, file
+
+    def resolved_database_url(self) -> str:
+        """The URL for SQLAlchemy, driver named. May hold a password: never show it."""
+        if self.database_url is None:
+            return f"sqlite:///{self.data_dir / 'platemaker.db'}"
+        url = self.database_url.get_secret_value()
+        return re.sub(r"^postgres(ql)?://", "postgresql+pg8000://", url)
+
+    def safe_database_url(self) -> str:
+        """The same URL to show: no user, password or options."""
+        url = urlsplit(self.resolved_database_url())
+        return f"{url.scheme}://{url.netloc.rpartition('@')[2]}{url.path}"
+
+    def resolved_store_url(self) -> str:
+        return self.store_url or str(self.data_dir / "objects")

@@ -1,0 +1,275 @@
+"""Snapshots: one writer at a time, published whole, proved on every load."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from hashlib import sha256
+
+from sqlalchemy import and_, delete, func, insert, or_, select, update
+from sqlalchemy.orm import Session
+
+from storage.errors import SnapshotCorrupt, SnapshotMissing
+from storage.fingerprint import Fingerprint
+from storage.inserting import insert_new
+from storage.manifest import ChunkEntry, Manifest, manifest_object_key, verify_chunk
+from storage.objects import ObjectStore
+from storage.schema import ChunkRow, ItemRow, ReadingRow, SnapshotChunkRow, SnapshotRow, SnapshotState
+
+LOAD_THREADS = 4
+
+
+@dataclass(frozen=True)
+class WriteClaim:
+    """The right to write a snapshot, good while the row's fence is this one."""
+
+    snapshot_id: int
+    fence: int
+    attempt: int
+
+
+def find_or_create(session: Session, fingerprint: Fingerprint, *, num_tokens: int, now: datetime) -> SnapshotRow:
+    """The one row of this fingerprint, made if it is not there."""
+    key = {
+        "tenant": fingerprint.tenant,
+        "document_id": fingerprint.document_id,
+        "fingerprint": fingerprint.digest(),
+    }
+    new = {
+        "fields": fingerprint.fields(),
+        "state": SnapshotState.WRITING,
+        "fence": 0,
+        "attempts": 0,
+        "num_tokens": num_tokens,
+        "done_tokens": 0,
+        "computed_tokens": 0,
+        "size_bytes": 0,
+        "created_at": now,
+    }
+    insert_new(session, SnapshotRow, [{**key, **new}])
+    return session.scalars(select(SnapshotRow).filter_by(**key)).one()
+
+
+def get_snapshot(session: Session, snapshot_id: int) -> SnapshotRow:
+    """
+    Raises:
+        SnapshotMissing: no such row.
+    """
+    row = session.get(SnapshotRow, snapshot_id)
+    if row is None:
+        raise SnapshotMissing(str(snapshot_id))
+    return row
+
+
+def claim_writing(
+    session: Session, snapshot_id: int, *, owner: str, now: datetime, lease_s: float
+) -> WriteClaim | None:
+    """Makes `owner` the writer, unless the snapshot is ready or somebody else's lease still runs."""
+    row = session.execute(
+        update(SnapshotRow)
+        .where(
+            SnapshotRow.snapshot_id == snapshot_id,
+            or_(
+                SnapshotRow.state.in_((SnapshotState.QUARANTINED, SnapshotState.FAILED)),
+                and_(
+                    SnapshotRow.state == SnapshotState.WRITING,
+                    or_(SnapshotRow.owner.is_(None), SnapshotRow.lease_until < now),
+                ),
+            ),
+        )
+        .values(
+            state=SnapshotState.WRITING,
+            owner=owner,
+            lease_until=now + timedelta(seconds=lease_s),
+            fence=SnapshotRow.fence + 1,
+            attempts=SnapshotRow.attempts + 1,
+            done_tokens=0,
+            error=None,
+        )
+        .returning(SnapshotRow.fence, SnapshotRow.attempts)
+    ).one_or_none()
+    return None if row is None else WriteClaim(snapshot_id, row.fence, row.attempts)
+
+
+def renew_writing(session: Session, owner: str, *, now: datetime, lease_s: float) -> None:
+    session.execute(
+        update(SnapshotRow)
+        .where(SnapshotRow.owner == owner, SnapshotRow.state == SnapshotState.WRITING)
+        .values(lease_until=now + timedelta(seconds=lease_s))
+    )
+
+
+def note_progress(session: Session, claim: WriteClaim, done_tokens: int) -> None:
+    session.execute(
+        update(SnapshotRow)
+        .where(SnapshotRow.snapshot_id == claim.snapshot_id, SnapshotRow.fence == claim.fence)
+        .values(done_tokens=done_tokens)
+    )
+
+
+def abandon_writing(session: Session, claim: WriteClaim, *, state: SnapshotState, error: str | None) -> None:
+    """Lets the snapshot go: WRITING for the next writer at once, FAILED with the reason."""
+    session.execute(
+        update(SnapshotRow)
+        .where(SnapshotRow.snapshot_id == claim.snapshot_id, SnapshotRow.fence == claim.fence)
+        .values(state=state, owner=None, lease_until=None, error=error)
+    )
+
+
+def known_chunks(session: Session, keys: list[str]) -> list[ChunkRow]:
+    """Rows of the leading run of `keys` that is stored; ends at the first that is not."""
+    found = {row.chunk_key: row for row in session.scalars(select(ChunkRow).where(ChunkRow.chunk_key.in_(keys)))}
+    run = []
+    for key in keys:
+        if key not in found:
+            break
+        run.append(found[key])
+    return run
+
+
+def forget_chunk(session: Session, key: str) -> None:
+    """Takes a damaged chunk's row away, so that nothing builds on it again."""
+    session.execute(delete(SnapshotChunkRow).where(SnapshotChunkRow.chunk_key == key))
+    session.execute(delete(ChunkRow).where(ChunkRow.chunk_key == key))
+
+
+def add_chunk(session: Session, tenant: str, entry: ChunkEntry, now: datetime) -> None:
+    """Writes the row of a chunk that has been stored, or replaces what an earlier writer noted of it."""
+    row = session.get(ChunkRow, entry.key)
+    if row is None:
+        row = ChunkRow(chunk_key=entry.key)
+        session.add(row)
+    row.tenant = tenant
+    row.num_tokens = entry.stop - entry.start
+    row.size_bytes, row.xxh3, row.sha256, row.created_at = entry.size_bytes, entry.xxh3, entry.sha256, now
+
+
+def publish(
+    session: Session,
+    claim: WriteClaim,
+    manifest: Manifest,
+    *,
+    manifest_sha256: str,
+    computed_tokens: int,
+    prefill_s: float,
+    now: datetime,
+) -> bool:
+    """Marks the snapshot ready, after its chunks and manifest are stored. False: another writer overtook this one."""
+    row = session.scalar(
+        update(SnapshotRow)
+        .where(
+            SnapshotRow.snapshot_id == claim.snapshot_id,
+            SnapshotRow.fence == claim.fence,
+            SnapshotRow.state == SnapshotState.WRITING,
+        )
+        .values(
+            state=SnapshotState.READY,
+            owner=None,
+            lease_until=None,
+            attempts=0,
+            done_tokens=manifest.num_tokens,
+            computed_tokens=computed_tokens,
+            size_bytes=sum(entry.size_bytes for entry in manifest.chunks),
+            manifest_sha256=manifest_sha256,
+            prefill_s=prefill_s,
+            ready_at=now,
+            last_used_at=now,
+        )
+        .returning(SnapshotRow.snapshot_id)
+    )
+    if row is None:
+        return False
+    session.execute(delete(SnapshotChunkRow).where(SnapshotChunkRow.snapshot_id == claim.snapshot_id))
+    session.execute(
+        insert(SnapshotChunkRow),
+        [
+            {"snapshot_id": claim.snapshot_id, "position": position, "chunk_key": entry.key}
+            for position, entry in enumerate(manifest.chunks)
+        ],
+    )
+    return True
+
+
+def note_readings(session: Session, row: SnapshotRow, *, computed_tokens: int, prefill_s: float, now: datetime) -> None:
+    """Records for each job with open items of the document how it came by the snapshot; the first record stays.
+
+    The tokens computed are charged to the oldest of these jobs, so that the records add up to what was done.
+    """
+    job_ids = session.scalars(
+        select(ItemRow.job_id)
+        .where(ItemRow.tenant == row.tenant, ItemRow.document_id == row.document_id, ItemRow.finished_at.is_(None))
+        .group_by(ItemRow.job_id)
+        .order_by(func.min(ItemRow.item_id))
+    ).all()
+    readings = []
+    for job_id in job_ids:
+        readings.append(
+            {
+                "job_id": job_id,
+                "document_id": row.document_id,
+                "snapshot_id": row.snapshot_id,
+                "way": "computed" if computed_tokens else "found",
+                "computed_tokens": computed_tokens,
+                "reused_tokens": row.num_tokens - computed_tokens,
+                "prefill_s": prefill_s,
+                "created_at": now,
+            }
+        )
+        computed_tokens, prefill_s = 0, 0.0
+    insert_new(session, ReadingRow, readings)
+
+
+def quarantine(session: Session, snapshot_id: int, reason: str) -> None:
+    """Takes a damaged snapshot out of use. It is written again by the next prefill."""
+    session.execute(
+        update(SnapshotRow)
+        .where(SnapshotRow.snapshot_id == snapshot_id, SnapshotRow.state == SnapshotState.READY)
+        .values(state=SnapshotState.QUARANTINED, error=reason)
+    )
+
+
+def put_manifest(store: ObjectStore, row: SnapshotRow, manifest: Manifest) -> str:
+    """Stores the manifest, after all its chunks; returns its SHA-256."""
+    data = manifest.encode()
+    store.put(manifest_object_key(row.tenant, row.document_id, row.fingerprint), data)
+    return sha256(data).hexdigest()
+
+
+def get_manifest(store: ObjectStore, row: SnapshotRow) -> Manifest:
+    """The manifest of a ready snapshot.
+
+    Raises:
+        SnapshotCorrupt: it is not the one that was published.
+        ObjectMissing: it is gone.
+    """
+    key = manifest_object_key(row.tenant, row.document_id, row.fingerprint)
+    data = store.get(key)
+    found = sha256(data).hexdigest()
+    if found != row.manifest_sha256:
+        raise SnapshotCorrupt(key, expected=row.manifest_sha256 or "a digest", actual=found)
+    manifest = Manifest.decode(data, key)
+    if manifest.fingerprint != row.fields:
+        raise SnapshotCorrupt(key, expected="the fingerprint of its row", actual="another")
+    return manifest
+
+
+def get_chunks(store: ObjectStore, entries: tuple[ChunkEntry, ...]) -> Iterator[tuple[ChunkEntry, bytes]]:
+    """The chunks in order, each verified; a few are fetched ahead.
+
+    Raises:
+        SnapshotCorrupt, ObjectMissing: of the first chunk that is not as published.
+    """
+
+    def fetch(entry: ChunkEntry) -> bytes:
+        data = store.get(entry.object_key)
+        verify_chunk(entry, data)
+        return data
+
+    with ThreadPoolExecutor(LOAD_THREADS, thread_name_prefix="load") as pool:
+        ahead = [pool.submit(fetch, entry) for entry in entries[:LOAD_THREADS]]
+        for index, entry in enumerate(entries):
+            data = ahead[index].result()
+            ahead[index] = None  # type: ignore[call-overload] # lets the bytes go once they are used
+            if index + LOAD_THREADS < len(entries):
+                ahead.append(pool.submit(fetch, entries[index + LOAD_THREADS]))
+            yield entry, data

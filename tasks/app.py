@@ -1,0 +1,54 @@
+"""The Celery app. Importing it imports no torch; the tasks load their model when they first run."""
+
+from typing import TYPE_CHECKING
+
+from celery import Celery
+from kombu import Queue
+
+from tasks.queues import ALL_QUEUES, DECODE_QUEUE, PREFILL_QUEUE
+from tasks.settings import TaskSettings
+
+if TYPE_CHECKING:
+    from tasks.workplace import Workplace
+
+EMBEDDED_BROKER = "memory://"
+
+
+class PlatemakerApp(Celery):  # type: ignore[misc] # celery is untyped
+    """Celery plus the workplace that its tasks use; set by whoever starts a worker in this process."""
+
+    workplace: "Workplace | None" = None
+
+    def require_workplace(self) -> "Workplace":
+        assert self.workplace is not None, "a worker was started without a workplace"
+        return self.workplace
+
+
+app = PlatemakerApp("platemaker", include=["tasks.prefill", "tasks.decode"])
+app.conf.update(
+    broker_connection_retry_on_startup=True,
+    task_queues=[Queue(name) for name in ALL_QUEUES],
+    task_routes={"platemaker.prefill": {"queue": PREFILL_QUEUE}, "platemaker.decode": {"queue": DECODE_QUEUE}},
+    task_default_queue=PREFILL_QUEUE,
+    task_create_missing_queues=False,
+    # A message is acknowledged when it is taken: what a dead worker held is found again in the rows, so the
+    # broker's own redelivery, which repeats tasks longer than its time-out, is not needed.
+    task_acks_late=False,
+    task_ignore_result=True,
+    task_serializer="json",
+    accept_content=["json"],
+    task_publish_retry_policy={"max_retries": 2, "interval_start": 0, "interval_step": 0.5, "interval_max": 1},
+    worker_prefetch_multiplier=1,
+    worker_hijack_root_logger=False,
+    worker_send_task_events=True,
+    enable_utc=True,
+    timezone="UTC",
+)
+
+
+def configure(settings: TaskSettings) -> PlatemakerApp:
+    """Points the app at the broker of the settings, or at the one inside this process."""
+    url = EMBEDDED_BROKER if settings.broker_url is None else settings.broker_url.get_secret_value()
+    options = {"polling_interval": 0.02} if settings.broker_url is None else {"queue_order_strategy": "priority"}
+    app.conf.update(broker_url=url, broker_transport_options=options)
+    return app

@@ -1,0 +1,134 @@
+"""The decode task: answers the waiting questions of one document from its snapshot."""
+
+import logging
+from collections.abc import Iterator
+
+from kernels.decode import Decoder, DecodeRequest, DecodeResult
+from kernels.errors import ChunkMismatch
+from kernels.kv import PrefixKV
+from kernels.kv_codec import decode_chunk
+from kernels.sampling import GenerationParams
+from storage.database import utc_now
+from storage.errors import ObjectMissing, SnapshotCorrupt
+from storage.items import (
+    NewAnswer,
+    OpenItem,
+    answer_item,
+    cancel_item,
+    claim_items,
+    fail_item,
+    queued_items,
+    release_items,
+)
+from storage.schema import SnapshotRow, SnapshotState
+from storage.snapshots import get_chunks, get_manifest, get_snapshot, quarantine
+from tasks.app import app
+from tasks.workplace import Workplace
+
+logger = logging.getLogger(__name__)
+
+
+@app.task(name="platemaker.decode")  # type: ignore[untyped-decorator] # celery is untyped
+def decode_snapshot(snapshot_id: int) -> None:
+    """Answers every queued question of the snapshot's document. Idempotent: what is answered is not asked again."""
+    place = app.require_workplace()
+    with place.database.reading() as session:
+        row = get_snapshot(session, snapshot_id)
+        waiting = queued_items(session, tenant=row.tenant, document_id=row.document_id, model=place.engine.name)
+    if not waiting:
+        return
+    if row.state != SnapshotState.READY or not answer_waiting(place, row):
+        app.send_task("platemaker.prefill", args=[row.tenant, row.document_id])
+
+
+def answer_waiting(place: Workplace, row: SnapshotRow) -> bool:
+    """False: the snapshot proved damaged and is out of use; its items wait for a new one.
+
+    Raises:
+        WrongModel: it belongs to another model.
+    """
+    place.engine.check_fingerprint(row.snapshot_id, row.fields)
+    with place.engine.lock:
+        try:
+            prefix = load_prefix(place, row)
+        except (SnapshotCorrupt, ObjectMissing, ChunkMismatch) as exc:
+            logger.warning("snapshot is damaged", extra={"snapshot_id": row.snapshot_id, "reason": type(exc).__name__})
+            with place.database.writing() as session:
+                quarantine(session, row.snapshot_id, str(exc))
+            return False
+        owner = place.new_owner()
+        with place.heartbeat.holding(owner):
+            try:
+                _answer(place, row, prefix, owner)
+            finally:
+                with place.database.writing() as session:
+                    release_items(session, owner)
+    return True
+
+
+def load_prefix(place: Workplace, row: SnapshotRow) -> PrefixKV:
+    """The snapshot's KV on the device, every byte verified.
+
+    Raises:
+        SnapshotCorrupt, ObjectMissing, ChunkMismatch: it is not what was published.
+    """
+    manifest = get_manifest(place.store, row)
+    kv = PrefixKV(manifest.num_tokens)
+    device = str(place.engine.model.device)
+    for entry, data in get_chunks(place.store, manifest.chunks):
+        decode_chunk(data, kv, entry.start, entry.stop, dtype=place.engine.identity.kv_dtype, device=device)
+        kv.length = entry.stop
+    if kv.length != row.num_tokens or kv.num_layers != manifest.num_layers:
+        raise SnapshotCorrupt(row.fingerprint, expected=f"{row.num_tokens} tokens", actual=f"{kv.length} tokens")
+    return kv
+
+
+def _answer(place: Workplace, row: SnapshotRow, prefix: PrefixKV, owner: str) -> None:
+    engine = place.engine
+    decoder = Decoder(engine.model, engine.prompter, prefix, max_batch=engine.settings.max_batch)
+
+    def requests() -> Iterator[DecodeRequest]:
+        while items := _claim(place, row, owner):
+            for item in items:
+                params = GenerationParams(**{**item.params, "stop": tuple(item.params.get("stop", ()))})
+                yield DecodeRequest(item.item_id, engine.prompter.question_ids(item.question), params)
+
+    for result in decoder.run(requests(), lambda item_id: place.heartbeat.is_cancelled(owner, item_id)):
+        _commit(place, row, prefix, owner, result)
+
+
+def _claim(place: Workplace, row: SnapshotRow, owner: str) -> list[OpenItem]:
+    with place.database.writing() as session:
+        return claim_items(
+            session,
+            tenant=row.tenant,
+            document_id=row.document_id,
+            model=place.engine.name,
+            owner=owner,
+            limit=place.engine.settings.max_batch,
+            now=utc_now(),
+            lease_s=place.settings.lease_s,
+        )
+
+
+def _commit(place: Workplace, row: SnapshotRow, prefix: PrefixKV, owner: str, result: DecodeResult) -> None:
+    """Writes one finished answer; dropped in silence where the item has meanwhile passed to another worker."""
+    with place.database.writing() as session:
+        now = utc_now()
+        if result.error is not None:
+            fail_item(session, result.key, owner=owner, code="decode_failed", error=str(result.error), now=now)
+        elif result.finish == "cancelled":
+            cancel_item(session, result.key, owner=owner, now=now)
+        else:
+            answer = NewAnswer(
+                text=result.text,
+                finish=result.finish,
+                snapshot_id=row.snapshot_id,
+                cached_tokens=prefix.length,
+                question_tokens=result.question_tokens,
+                output_tokens=len(result.token_ids),
+                first_token_s=result.first_token_s,
+                total_s=result.total_s,
+                worker=place.worker_name,
+            )
+            answer_item(session, result.key, owner=owner, answer=answer, now=now)

@@ -1,0 +1,73 @@
+"""The model of this process, loaded when first needed."""
+
+import threading
+from functools import cached_property
+from importlib.metadata import version
+
+import torch
+
+from kernels.architecture import check_architecture, context_len, read_config
+from kernels.identity import ModelIdentity
+from kernels.kv_codec import CODEC, LAYOUT
+from kernels.model import LanguageModel, load_model, model_folder, model_identity
+from kernels.prompt import Prompter, ids_digest
+from kernels.settings import KernelSettings
+from storage.fingerprint import Fingerprint
+from storage.manifest import Producer
+from tasks.errors import WrongModel
+
+
+class Engine:
+    """Tokenizer, identity and weights of one model. Counting tokens does not load the weights."""
+
+    def __init__(self, settings: KernelSettings) -> None:
+        self.settings = settings
+        self.name = settings.model_name
+        self.lock = threading.RLock()  # one task at a time computes on the device
+
+    @cached_property
+    def prompter(self) -> Prompter:
+        folder = model_folder(self.settings.model)
+        check_architecture(self.name, read_config(folder))
+        return Prompter(folder, self.settings.system_prompt)
+
+    @cached_property
+    def context_len(self) -> int:
+        return context_len(read_config(model_folder(self.settings.model)))
+
+    @cached_property
+    def identity(self) -> ModelIdentity:
+        return model_identity(model_folder(self.settings.model), self.prompter, self.settings)
+
+    @cached_property
+    def model(self) -> LanguageModel:
+        return load_model(model_folder(self.settings.model), self.settings)
+
+    @cached_property
+    def producer(self) -> Producer:
+        return Producer(version=version("platemaker"), device=str(self.model.device), torch=torch.__version__)
+
+    def fingerprint(self, tenant: str, document_id: str, prefix_ids: list[int]) -> Fingerprint:
+        return Fingerprint(
+            tenant=tenant,
+            document_id=document_id,
+            prefix_ids=ids_digest(prefix_ids),
+            weights=self.identity.weights,
+            config=self.identity.config,
+            adapter="",
+            tokenizer=self.identity.tokenizer,
+            template=self.identity.template,
+            kv_dtype=self.identity.kv_dtype,
+            codec=CODEC,
+            layout=LAYOUT,
+        )
+
+    def check_fingerprint(self, snapshot_id: int, fields: dict[str, str | int]) -> None:
+        """
+        Raises:
+            WrongModel: the snapshot's numbers are not those of this engine.
+        """
+        own = self.fingerprint(str(fields["tenant"]), str(fields["document_id"]), []).fields()
+        for name, value in own.items():
+            if name != "prefix_ids" and fields.get(name) != value:
+                raise WrongModel(snapshot_id, name)

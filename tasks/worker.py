@@ -1,0 +1,64 @@
+"""Starting workers: as a process of a cluster, or as a thread inside `platemaker run`."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import tasks.decode
+import tasks.prefill  # noqa: F401 # the tasks register themselves
+from tasks.app import PlatemakerApp
+from tasks.queues import ALL_QUEUES, Pool
+from tasks.upkeep import Upkeep
+from tasks.workplace import Workplace
+
+
+def serve(app: PlatemakerApp, place: Workplace, pool: Pool, *, log_level: str) -> None:
+    """Works until it is told to stop. One task at a time: a process holds one model.
+
+    A thread pool of one leaves the main thread free to answer pings; forking would break a loaded model.
+    """
+    app.workplace = place
+    upkeep = Upkeep(app, place.database, place.settings)
+    upkeep.start()
+    try:
+        app.worker_main(
+            [
+                "worker",
+                "--pool=threads",
+                "--concurrency=1",
+                f"--queues={','.join(pool.queues)}",
+                f"--loglevel={log_level}",
+                f"--hostname={pool.value}-{place.worker_name.rpartition(':')[2]}@%h",
+                "--without-mingle",
+                "--without-gossip",
+            ]
+        )
+    finally:
+        upkeep.stop()
+        place.close()
+
+
+@contextmanager
+def embedded(app: PlatemakerApp, place: Workplace) -> Iterator[None]:
+    """Runs the same tasks on a thread of this process while the block runs."""
+    app.workplace = place
+    worker = app.WorkController(
+        app=app,
+        pool="solo",
+        concurrency=1,
+        queues=list(ALL_QUEUES),
+        loglevel="ERROR",
+        without_heartbeat=True,
+        without_mingle=True,
+        without_gossip=True,
+    )
+    thread = threading.Thread(target=worker.start, name="worker", daemon=True)
+    thread.start()
+    upkeep = Upkeep(app, place.database, place.settings)
+    upkeep.start()
+    try:
+        yield
+    finally:
+        # The rows hold everything, so the thread need not be waited for: it ends with the process.
+        upkeep.stop()
+        place.close()
