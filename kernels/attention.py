@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 ROW_BLOCK = 768
-KEY_BLOCK = 512
+SCORES_PER_BLOCK = ROW_BLOCK * 512  # of one head; fp32 scores of this size stay in a core's cache
 
 
 class Attended(NamedTuple):
@@ -48,8 +48,9 @@ def plan_blocks(first: Tensor, stop: Tensor, *, device: torch.device) -> list[Bl
         rows = slice(row, min(row + ROW_BLOCK, first.shape[-1]))
         low, high = first[..., rows], stop[..., rows]
         begin, end = max(int(low.min()), 0), int(high.max())
-        for key in range(begin, end, KEY_BLOCK):
-            keys = slice(key, min(key + KEY_BLOCK, end))
+        step = SCORES_PER_BLOCK // (rows.stop - rows.start)
+        for key in range(begin, end, step):
+            keys = slice(key, min(key + step, end))
             if int(low.max()) <= keys.start and int(high.min()) >= keys.stop:
                 blocks.append(Block(rows, keys, None))
                 continue

@@ -60,9 +60,14 @@ def answer_waiting(place: Workplace, row: SnapshotRow) -> bool:
         with place.heartbeat.holding(owner):
             try:
                 _answer(place, row, prefix, owner)
-            finally:
+            except Exception:
+                # What this owner holds comes back when its lease runs out, with the attempt counted, so that
+                # questions which always fail end as failed and do not come round for ever.
+                raise
+            except BaseException:  # told to stop: an orderly way out, not an attempt
                 with place.database.writing() as session:
                     release_items(session, owner)
+                raise
     return True
 
 

@@ -1,0 +1,363 @@
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from zipfile import ZIP_DEFLATED, ZipFile
+
+import pytest
+from reportlab.lib.pdfencrypt import StandardEncryption
+
+from pipeline.documents import Document, ParseLimits, read_document, read_documents, reader
+from pipeline.errors import (
+    DOCUMENT_ERRORS,
+    DocumentError,
+    EmptyDocument,
+    EncryptedDocument,
+    MissingFile,
+    NoTextLayer,
+    ParseLimitExceeded,
+    UnreadableDocument,
+    UnsupportedType,
+)
+from tests.pipeline.made_files import (
+    LIMITATION,
+    LIMITS,
+    docx_file,
+    lines,
+    p,
+    pdf_file,
+    read,
+    scan,
+    stamped_scan,
+    text_file,
+)
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+OLE = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(504)
+
+
+# Identity and the page map
+
+
+def test_one_text_is_one_document_under_every_name_and_type(tmp_path: Path) -> None:
+    text = text_file(tmp_path, "First.\r\nSecond \u00a0 line.", "a.txt")
+    copy = text_file(tmp_path, b"\xef\xbb\xbfFirst.\nSecond line.\n\n", "other name.MD")
+    word = docx_file(tmp_path, p("First.") + p("Second line."))
+    pdf = pdf_file(tmp_path, lines("First.", "Second line."))
+    paged = text_file(tmp_path, "First.\fSecond line.", "paged.txt")
+
+    documents = [read(path) for path in (text, copy, word, pdf, paged)]
+
+    assert len({document.document_id for document in documents}) == 1
+    assert [document.kind for document in documents] == ["text", "text", "docx", "pdf", "text"]
+
+
+def test_another_text_is_another_document(tmp_path: Path) -> None:
+    ids = {read(text_file(tmp_path, text)).document_id for text in ("30 days", "60 days", "30  days")}
+
+    assert len(ids) == 2
+
+
+def test_an_offset_outside_the_text_has_no_page() -> None:
+    document = Document(text="abc", page_starts=(0,), pages_without_text=(), kind="text")
+
+    assert document.page_of(2) == 1
+    for offset in (-1, 3):
+        with pytest.raises(IndexError):
+            document.page_of(offset)
+
+
+# What cannot be read
+
+
+def entity_bomb(folder: Path) -> Path:
+    path = folder / "contract.docx"
+    with ZipFile(path, "w") as archive:
+        archive.writestr("_rels/.rels", "<Relationships/>")
+        archive.writestr("word/document.xml", '<!DOCTYPE d [<!ENTITY a "aa">]><d><body>&a;</body></d>')
+    return path
+
+
+def zip_bomb(folder: Path) -> Path:
+    path = folder / "contract.docx"
+    with ZipFile(path, "w", ZIP_DEFLATED, compresslevel=1) as archive:
+        archive.writestr("_rels/.rels", "<Relationships/>")
+        with archive.open("word/document.xml", "w") as part:
+            for _ in range(257):
+                part.write(bytes(2**20))
+    assert path.stat().st_size < 2 * 2**20
+    return path
+
+
+def workbook(folder: Path) -> Path:
+    path = folder / "contract.docx"
+    with ZipFile(path, "w") as archive:
+        archive.writestr("xl/workbook.xml", "<workbook/>")
+    return path
+
+
+def truncated(path: Path, share: float) -> Path:
+    data = path.read_bytes()
+    path.write_bytes(data[: int(len(data) * share)])
+    return path
+
+
+def cut_update(folder: Path) -> Path:
+    """Two saves in one file, the second cut off: repaired, it would give the first, outdated text."""
+    path = pdf_file(folder, lines("The fee is 100."))
+    path.write_bytes(path.read_bytes() + b"9 0 obj\n<</Amended true>>\n" + bytes(range(1, 200)) * 40)
+    return path
+
+
+def made_fifo(folder: Path) -> Path:
+    path = folder / "contract.txt"
+    os.mkfifo(path)
+    return path
+
+
+def made_folder(folder: Path) -> Path:
+    path = folder / "contract.pdf"
+    path.mkdir()
+    return path
+
+
+UNREADABLE: dict[str, tuple[Callable[[Path], Path], type[DocumentError]]] = {
+    "absent": (lambda folder: folder / "contract.txt", MissingFile),
+    "impossible name": (lambda folder: folder / "contract\0.txt", MissingFile),
+    "file as folder": (lambda folder: text_file(folder, "x") / "contract.txt", MissingFile),
+    "folder": (made_folder, UnsupportedType),
+    "pipe": (made_fifo, UnsupportedType),
+    "no bytes": (lambda folder: text_file(folder, b""), EmptyDocument),
+    "blanks": (lambda folder: text_file(folder, " \n\t\r\n\f \u200b\u00a0"), EmptyDocument),
+    "empty Word file": (lambda folder: docx_file(folder, p("")), EmptyDocument),
+    "unknown type": (lambda folder: text_file(folder, "<html>", "contract.html"), UnsupportedType),
+    "no type": (lambda folder: text_file(folder, "some text", "contract"), UnsupportedType),
+    "old Word file": (
+        lambda folder: text_file(folder, OLE + "WordDocument".encode("utf-16-le"), "contract.doc"),
+        UnsupportedType,
+    ),
+    "old Word file, renamed": (
+        lambda folder: text_file(folder, OLE + "WordDocument".encode("utf-16-le"), "contract.docx"),
+        UnsupportedType,
+    ),
+    "old Excel file": (lambda folder: text_file(folder, OLE, "contract.xls"), UnsupportedType),
+    "workbook": (workbook, UnsupportedType),
+    "picture named text": (lambda folder: text_file(folder, b"\x89PNG\r\n"), UnsupportedType),
+    "rich text": (lambda folder: text_file(folder, b"{\\rtf1 hello}"), UnsupportedType),
+    "encrypted Word file": (
+        lambda folder: text_file(folder, OLE + "EncryptedPackage".encode("utf-16-le"), "contract.docx"),
+        EncryptedDocument,
+    ),
+    "Word file in OLE": (lambda folder: text_file(folder, OLE, "contract.docx"), EncryptedDocument),
+    "encrypted PDF": (
+        lambda folder: pdf_file(folder, lines("secret"), encrypt=StandardEncryption("open sesame")),
+        EncryptedDocument,
+    ),
+    "scan": (lambda folder: pdf_file(folder, scan, scan), NoTextLayer),
+    "stamped scan": (lambda folder: pdf_file(folder, stamped_scan), NoTextLayer),
+    "blank PDF": (lambda folder: pdf_file(folder, lines()), NoTextLayer),
+    "truncated PDF": (
+        lambda folder: truncated(pdf_file(folder, lines("some text")), 0.5),
+        UnreadableDocument,
+    ),
+    "PDF without its last save": (cut_update, UnreadableDocument),
+    "text named PDF": (lambda folder: text_file(folder, "404 not found", "contract.pdf"), UnreadableDocument),
+    "truncated Word file": (
+        lambda folder: truncated(docx_file(folder, p(LIMITATION)), 0.5),
+        UnreadableDocument,
+    ),
+    "broken XML": (lambda folder: docx_file(folder, "<w:p>"), UnreadableDocument),
+    "XML entities": (entity_bomb, UnreadableDocument),
+    "bottomless XML": (
+        lambda folder: docx_file(folder, "<w:ins>" * 5000 + "</w:ins>" * 5000),
+        UnreadableDocument,
+    ),
+    "second file inside": (lambda folder: docx_file(folder, p("text") + "<w:altChunk/>"), UnreadableDocument),
+    "surprise": (
+        lambda folder: docx_file(folder, p('<w:r><w:sym w:char="SECRET"/></w:r>')),
+        UnreadableDocument,
+    ),
+    "random bytes": (lambda folder: text_file(folder, random.Random(1).randbytes(9000)), UnreadableDocument),
+    "zip bomb": (zip_bomb, ParseLimitExceeded),
+}
+
+
+@pytest.mark.parametrize("case", UNREADABLE)
+def test_what_cannot_be_read_says_so_in_one_sentence_by_its_own_type(case: str, tmp_path: Path) -> None:
+    make, expected = UNREADABLE[case]
+    path = make(tmp_path)
+
+    with pytest.raises(DocumentError) as caught:
+        read(path)
+
+    assert type(caught.value) is expected
+    assert caught.value.path == path
+    message = str(caught.value)
+    assert path.name in message
+    assert message.endswith(".") and "\n" not in message and "{" not in message
+    assert "SECRET" not in message
+
+
+def test_a_document_errors_code_and_details_give_it_back(tmp_path: Path) -> None:
+    path = tmp_path / "contract.pdf"
+    errors: list[DocumentError] = [
+        MissingFile(path),
+        EmptyDocument(path),
+        UnsupportedType(path, found="an image"),
+        EncryptedDocument(path),
+        NoTextLayer(path, num_pages_without_text=2, num_pages=2),
+        UnreadableDocument(path, reason="damaged"),
+        ParseLimitExceeded(path, resource="memory", limit=2048, unit="MiB"),
+    ]
+
+    copies = [DOCUMENT_ERRORS[error.code](path, **json.loads(json.dumps(error.details))) for error in errors]
+
+    assert [str(copy) for copy in copies] == [str(error) for error in errors]
+    assert {type(copy) for copy in copies} == set(DOCUMENT_ERRORS.values())
+
+
+def test_an_old_word_file_is_told_what_to_become(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedType, match=r"old Word file .* save it as \.docx or PDF"):
+        read(text_file(tmp_path, OLE, "contract.doc"))
+
+
+def test_a_scan_is_told_by_its_number_of_pages(tmp_path: Path) -> None:
+    with pytest.raises(NoTextLayer, match="3 of its 3 pages have no text; run OCR") as caught:
+        read(pdf_file(tmp_path, scan, stamped_scan, lines()))
+
+    assert caught.value.num_pages_without_text == 3
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read every file")
+def test_a_file_that_may_not_be_read_says_so(tmp_path: Path) -> None:
+    path = text_file(tmp_path, "text")
+    path.chmod(0)
+
+    with pytest.raises(UnreadableDocument, match="Permission denied"):
+        read(path)
+
+
+# Limits, and the process that parses
+
+
+def child_running(script: str) -> tuple[str, ...]:
+    return (sys.executable, "-c", script)
+
+
+def test_a_parser_that_hangs_is_ended_at_the_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = text_file(tmp_path, "text")
+    script = "import os, sys, time; print(os.getpid(), file=open(sys.argv[1] + '.pid', 'w', 1)); time.sleep(60)"
+    monkeypatch.setattr(reader, "CHILD_COMMAND", child_running(script))
+    started = time.monotonic()
+
+    with pytest.raises(ParseLimitExceeded, match="limit of 1 s for time"):
+        read_document(path, limits=ParseLimits(time_s=1))
+
+    assert time.monotonic() - started < 30
+    pid = int((tmp_path / "contract.txt.pid").read_text())
+    assert not Path(f"/proc/{pid}").exists()
+
+
+def test_a_parser_that_spins_without_a_parent_is_ended_by_the_kernel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = "from pipeline.documents.child import set_limits; set_limits(memory_bytes=2**30, time_s=1)\nwhile 1: pass"
+    monkeypatch.setattr(reader, "CHILD_COMMAND", child_running(script))
+
+    with pytest.raises(ParseLimitExceeded) as caught:
+        read(text_file(tmp_path, "text"))
+
+    assert caught.value.resource == "time"
+
+
+def test_a_parser_that_eats_memory_is_stopped_at_the_memory_limit(tmp_path: Path) -> None:
+    path = text_file(tmp_path, b"word " * (30 * 2**20))
+
+    with pytest.raises(ParseLimitExceeded, match="limit of 256 MiB for memory"):
+        read_document(path, limits=ParseLimits(memory_bytes=256 * 2**20))
+
+
+def test_a_file_over_the_size_limit_is_not_opened(tmp_path: Path) -> None:
+    with pytest.raises(ParseLimitExceeded, match="file size"):
+        read_document(text_file(tmp_path, "12345"), limits=ParseLimits(max_file_bytes=4))
+
+
+@pytest.mark.parametrize(
+    ("script", "expected", "message"),
+    [
+        ("import os; os.abort()", UnreadableDocument, "crashed with SIGABRT"),
+        ("import os; os.kill(os.getpid(), 9)", ParseLimitExceeded, "memory"),
+        ("import sys; sys.exit(3)", UnreadableDocument, "status 3"),
+        ("print('half an ans')", UnreadableDocument, "no answer"),
+    ],
+)
+def test_a_parser_that_dies_is_one_documents_error(
+    script: str, expected: type[DocumentError], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reader, "CHILD_COMMAND", child_running(script))
+
+    with pytest.raises(expected, match=message):
+        read(text_file(tmp_path, "text"))
+
+
+def test_the_parsing_process_is_told_no_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PLATEMAKER_DATABASE_URL", "postgresql://me:hunter2@db/platemaker")
+    script = (
+        "import json, os; text = json.dumps(dict(os.environ));"
+        "print(json.dumps({'text': text, 'page_starts': [0], 'pages_without_text': [], 'kind': 'text'}))"
+    )
+    monkeypatch.setattr(reader, "CHILD_COMMAND", child_running(script))
+
+    environment = read(text_file(tmp_path, "text")).text
+
+    assert "PYTHONUTF8" in environment
+    assert "hunter2" not in environment
+
+
+def test_modules_in_the_users_folder_are_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("json", "pipeline", "charset_normalizer"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('trap')")
+    monkeypatch.chdir(tmp_path)
+    Path("contract.txt").write_text("text")
+
+    assert read(Path("contract.txt")).text == "text"
+
+
+def test_importing_the_room_imports_no_parser_and_no_engine() -> None:
+    script = "import sys, pipeline.documents; print(*{name.split('.')[0] for name in sys.modules})"
+    listing = subprocess.run([sys.executable, "-c", script], cwd=REPOSITORY, capture_output=True, text=True, check=True)
+
+    heavy = {"torch", "transformers", "celery", "pypdfium2", "defusedxml", "charset_normalizer", "pydantic"}
+    assert not heavy & set(listing.stdout.split())
+
+
+def test_many_documents_come_in_order_with_errors_in_their_place(tmp_path: Path) -> None:
+    paths = [text_file(tmp_path, f"number {index}", f"{index}.txt") for index in range(6)]
+    paths.insert(2, tmp_path / "absent.txt")
+
+    outcomes = list(read_documents(paths, limits=LIMITS, workers=3))
+
+    assert [index for index, _ in outcomes] == list(range(7))
+    assert isinstance(outcomes[2][1], MissingFile)
+    texts = [outcome.text for _, outcome in outcomes if isinstance(outcome, Document)]
+    assert texts == [f"number {index}" for index in range(6)]
+
+
+def test_many_documents_are_read_only_a_little_ahead(tmp_path: Path) -> None:
+    path = text_file(tmp_path, "text")
+    taken = 0
+
+    def endless() -> Iterator[Path]:
+        nonlocal taken
+        while True:
+            taken += 1
+            yield path
+
+    outcomes = read_documents(endless(), limits=LIMITS, workers=2)
+    next(outcomes)
+    assert taken <= 6
+    outcomes.close()  # type: ignore[attr-defined]

@@ -1,0 +1,196 @@
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+from sqlalchemy import select, update
+
+from kernels.decode import Decoder
+from pipeline.submit import Submission
+from storage.database import utc_now
+from storage.items import recover_items
+from storage.jobs import cancel_job, job_report, job_status
+from storage.manifest import chunk_object_key, manifest_object_key
+from storage.objects import ObjectStore
+from storage.schema import AnswerRow, ChunkRow, ItemRow, ItemState, SnapshotRow, SnapshotState
+from storage.snapshots import get_snapshot
+from tasks.decode import answer_waiting
+from tasks.errors import WrongModel
+from tasks.prefill import prepare_snapshot
+from tasks.workplace import Workplace
+from tests.tasks.conftest import TEXT
+
+Submit = Callable[..., Submission]
+
+
+def prepared(place: Workplace) -> SnapshotRow:
+    with place.database.reading() as session:
+        document_id = session.scalars(select(ItemRow.document_id)).first() or ""
+    snapshot_id = prepare_snapshot(place, "default", document_id)
+    assert snapshot_id is not None
+    with place.database.reading() as session:
+        return get_snapshot(session, snapshot_id)
+
+
+def answers_of(place: Workplace, job_id: str) -> list[str | None]:
+    with place.database.reading() as session:
+        return [row.answer for row in job_report(session, "default", job_id)]
+
+
+def test_every_question_gets_one_answer_with_its_usage(place: Workplace, submit_texts: Submit) -> None:
+    submitted = submit_texts(place, TEXT, questions=10)
+    row = prepared(place)
+
+    assert answer_waiting(place, row)
+
+    with place.database.reading() as session:
+        status = job_status(session, "default", submitted.job_id)
+        answers = session.scalars(select(AnswerRow)).all()
+    assert status.items == {ItemState.ANSWERED: 10}
+    assert status.finished_at is not None
+    assert {answer.cached_tokens for answer in answers} == {row.num_tokens}
+    assert {answer.snapshot_id for answer in answers} == {row.snapshot_id}
+    assert all(0 < answer.output_tokens <= 8 for answer in answers)
+
+
+def test_decoding_again_changes_nothing(place: Workplace, submit_texts: Submit) -> None:
+    submit_texts(place, TEXT)
+    row = prepared(place)
+    answer_waiting(place, row)
+    with place.database.reading() as session:
+        before = [(answer.item_id, answer.created_at) for answer in session.scalars(select(AnswerRow))]
+
+    answer_waiting(place, row)
+
+    with place.database.reading() as session:
+        assert [(answer.item_id, answer.created_at) for answer in session.scalars(select(AnswerRow))] == before
+
+
+def test_two_names_of_one_text_are_both_answered_from_one_prefill(place: Workplace, submit_texts: Submit) -> None:
+    submitted = submit_texts(place, TEXT, TEXT)
+    answer_waiting(place, prepared(place))
+
+    with place.database.reading() as session:
+        report = list(job_report(session, "default", submitted.job_id))
+        snapshots = session.scalars(select(SnapshotRow)).all()
+    assert [(row.source_position, row.question_position) for row in report] == [
+        (s, q) for s in (0, 1) for q in range(3)
+    ]
+    assert [row.answer for row in report[:3]] == [row.answer for row in report[3:]]
+    assert len(snapshots) == 1
+
+
+def flip(store: ObjectStore, key: str) -> None:
+    data = bytearray(store.get(key))
+    data[len(data) // 2] ^= 1
+    store.put(key, bytes(data))
+
+
+@pytest.mark.parametrize("damage", ["flip a chunk", "flip the manifest", "delete a chunk", "delete the manifest"])
+def test_a_damaged_snapshot_is_never_answered_from(place: Workplace, submit_texts: Submit, damage: str) -> None:
+    submitted = submit_texts(place, TEXT)
+    row = prepared(place)
+    answer_waiting(place, row)
+    right = answers_of(place, submitted.job_id)
+    again = submit_texts(place, TEXT)
+    with place.database.reading() as session:
+        chunk = session.scalars(select(ChunkRow)).first()
+    assert chunk is not None
+    manifest = manifest_object_key(row.tenant, row.document_id, row.fingerprint)
+    key = manifest if "manifest" in damage else chunk_object_key(chunk.chunk_key)
+    if damage.startswith("flip"):
+        flip(place.store, key)
+    else:
+        place.store.delete(key)
+
+    assert not answer_waiting(place, row)
+
+    assert answers_of(place, again.job_id) == [None, None, None]
+    with place.database.reading() as session:
+        assert get_snapshot(session, row.snapshot_id).state == SnapshotState.QUARANTINED
+    assert answer_waiting(place, prepared(place))
+    assert answers_of(place, again.job_id) == right
+
+
+def test_a_snapshot_of_another_model_is_refused(place: Workplace, submit_texts: Submit) -> None:
+    submit_texts(place, TEXT)
+    row = prepared(place)
+    with place.database.writing() as session:
+        fields = {**row.fields, "weights": "0" * 64}
+        session.execute(update(SnapshotRow).values(fields=fields))
+    with place.database.reading() as session:
+        row = get_snapshot(session, row.snapshot_id)
+
+    with pytest.raises(WrongModel, match="weights"):
+        answer_waiting(place, row)
+
+
+def test_cancelling_keeps_what_is_answered_and_ends_the_rest(
+    place: Workplace, submit_texts: Submit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submitted = submit_texts(place, TEXT, questions=12, max_new_tokens=200)
+    row = prepared(place)
+    step = Decoder._step
+
+    def slow_step(self: Decoder) -> object:
+        time.sleep(0.02)
+        return step(self)
+
+    monkeypatch.setattr(Decoder, "_step", slow_step)
+    worker = threading.Thread(target=answer_waiting, args=(place, row))
+    worker.start()
+    time.sleep(0.5)
+    with place.database.writing() as session:
+        cancel_job(session, "default", submitted.job_id, utc_now())
+    worker.join(timeout=30)
+
+    with place.database.reading() as session:
+        status = job_status(session, "default", submitted.job_id)
+    assert not worker.is_alive()
+    assert status.finished_at is not None
+    assert set(status.items) <= {ItemState.ANSWERED, ItemState.CANCELLED}
+    assert status.items[ItemState.CANCELLED] > 0
+
+
+def test_a_worker_told_to_stop_gives_its_items_back_at_once(
+    place: Workplace, submit_texts: Submit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submit_texts(place, TEXT, questions=6)
+    row = prepared(place)
+
+    def stopped(self: Decoder) -> object:
+        raise SystemExit
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Decoder, "_step", stopped)
+        with pytest.raises(SystemExit):
+            answer_waiting(place, row)
+
+    with place.database.reading() as session:
+        items = session.scalars(select(ItemRow)).all()
+    assert {(item.state, item.attempts, item.owner) for item in items} == {(ItemState.QUEUED, 0, None)}
+
+
+def test_items_of_a_failing_worker_come_back_and_are_set_aside_in_the_end(
+    open_place: Callable[..., Workplace], submit_texts: Submit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = open_place(lease_s=0.2)
+    submitted = submit_texts(place, TEXT)
+    row = prepared(place)
+
+    def burst(self: Decoder) -> object:
+        raise RuntimeError("a surprise")
+
+    monkeypatch.setattr(Decoder, "_step", burst)
+    for _ in range(3):
+        with pytest.raises(RuntimeError):
+            answer_waiting(place, row)
+        time.sleep(0.25)
+        with place.database.writing() as session:
+            recover_items(session, now=utc_now(), max_attempts=3)
+
+    with place.database.reading() as session:
+        status = job_status(session, "default", submitted.job_id)
+        errors = set(session.scalars(select(ItemRow.error)))
+    assert status.items == {ItemState.FAILED: 3}
+    assert all(error and "3 times" in error for error in errors)
