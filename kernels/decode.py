@@ -112,8 +112,9 @@ class Decoder:
         logits = self.model.forward(step, ids, to_index(last.tolist(), self.model.device))
         finite = torch.isfinite(logits).all(-1).tolist()
         now = time.perf_counter()
+        for running, count in zip(self._running, counts, strict=True):
+            running.stored += count  # of all, before one that ends makes room and others move
         for row, running in enumerate(list(self._running)):
-            running.stored += counts[row]
             if not finite[row]:
                 yield self._finish(running, "error", NonFiniteLogits())
                 continue
@@ -144,6 +145,8 @@ class Decoder:
         error: KernelError | None = None,
     ) -> DecodeResult:
         slot = self._running.index(running)
+        if error is not None:
+            self.suffix.clear(slot)
         final = self._running.pop()
         if final is not running:
             self._running[slot] = final

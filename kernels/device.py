@@ -29,13 +29,16 @@ def pick_device(wanted: str) -> torch.device:
     """`auto`, a kind, or a kind with an index.
 
     Raises:
-        DeviceUnavailable: the kind is not present.
+        DeviceUnavailable: the kind is not present, or the index is no number.
     """
     found = available_devices()
     kind = found[0] if wanted == "auto" else wanted.partition(":")[0]
     if kind not in found:
         raise DeviceUnavailable(wanted, found)
-    return torch.device(kind if wanted == "auto" else wanted)
+    try:
+        return torch.device(kind if wanted == "auto" else wanted)
+    except RuntimeError as exc:
+        raise DeviceUnavailable(wanted, found) from exc
 
 
 def pick_dtype(wanted: str, device: torch.device) -> torch.dtype:

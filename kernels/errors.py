@@ -43,7 +43,8 @@ class ModelUnsupported(ModelError):
 class DeviceUnavailable(ModelError):
     def __init__(self, wanted: str, found: tuple[str, ...]) -> None:
         super().__init__(
-            f"The device {wanted!r} is not available here (found: {', '.join(found)}). Set PLATEMAKER_DEVICE to one of these."
+            f"The device {wanted!r} is not available here (found: {', '.join(found)}). "
+            "Set PLATEMAKER_DEVICE to one of these."
         )
         self.wanted = wanted
         self.found = found

@@ -78,10 +78,10 @@ def _file_digest(path: Path) -> str:
 
 def _read_memory(path: Path) -> dict[str, str]:
     try:
-        known: dict[str, str] = json.loads(path.read_text("utf-8"))
+        known = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError):
         return {}
-    return known
+    return known if isinstance(known, dict) else {}
 
 
 def _write_memory(path: Path, known: dict[str, str]) -> None:

@@ -67,6 +67,13 @@ class SuffixKV:
                 tensor[target, :, :length] = tensor[source, :, :length]
 
     @torch.inference_mode()
+    def clear(self, slot: int) -> None:
+        """Zeroes a slot. Needed after NaN only: a weight of zero hides any other number, but 0 x NaN is NaN."""
+        for part in (self.keys, self.values):
+            for tensor in part.values():
+                tensor[slot] = 0
+
+    @torch.inference_mode()
     def grow(self, capacity: int) -> None:
         """Makes room for `capacity` tokens per slot, keeping what is stored."""
         for part in (self.keys, self.values):

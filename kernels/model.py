@@ -1,5 +1,7 @@
 """A causal language model of transformers with our attention, ready for prefill and decode."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from kernels.steps import ATTENTION_NAME, DecodeStep, PrefillStep, run_step
 
 # Relative error of the split run against the whole run on a short random text.
 SPLIT_TOLERANCE = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 6e-2}
+TRIAL_WINDOW = 6  # narrower than that text, so that sliding windows take part
 
 
 @dataclass
@@ -110,31 +113,61 @@ def prepare_model(hf: PreTrainedModel, device: torch.device, context: int) -> La
 def check_split(name: str, model: LanguageModel) -> None:
     """Compares prefill in two chunks plus a shared-prefix step with one eager run over the same random tokens.
 
+    Sliding windows are narrowed for it: some models put theirs into the mask and never tell the attention.
+
     Raises:
         ModelUnsupported: they differ, so this architecture has something that our steps do not know.
     """
+    check_architecture(name, model.hf.config.get_text_config().to_dict())  # with what config.json leaves out
     generator = torch.Generator().manual_seed(20261129)
     vocab = model.hf.get_input_embeddings().weight.shape[0]
     ids = torch.randint(0, vocab, (24,), generator=generator).tolist()
-    kv = PrefixKV(16)
     try:
-        model.forward(PrefillStep(kv, 0, 9), ids[:9], 1)
-        model.forward(PrefillStep(kv, 9, 7), ids[9:16], 1)
-        kv.length = 16
-        suffix = SuffixKV(2, 8)
-        model.forward(DecodeStep(kv, suffix, [5, 2], [0, 0], model.device), ids[16:21] + ids[16:18], 1)
-        step = DecodeStep(kv, suffix, [3, 1], [5, 2], model.device)
-        split = model.forward(step, ids[21:24] + ids[18:19], torch.tensor([0, 1, 2, 3], device=model.device))
-        model.hf.set_attn_implementation("eager")
-        with torch.inference_mode():
-            whole = model.hf(input_ids=torch.tensor([ids], device=model.device), use_cache=False).logits[0].float()
+        with _narrow_windows(model.hf):
+            split, whole = _split_run(model, ids), _whole_run(model, ids)
     except (TypeError, ValueError, RuntimeError, KeyError, AttributeError, IndexError) as exc:
         raise ModelUnsupported(name, f"its attention cannot be replaced ({type(exc).__name__}: {exc})") from exc
-    finally:
-        model.hf.set_attn_implementation(ATTENTION_NAME)
     expected = whole[[21, 22, 23, 18]]
     error = float((split - expected).norm() / expected.norm())
     if not error <= SPLIT_TOLERANCE[model.dtype]:
         raise ModelUnsupported(
             name, f"its split run differs from its whole run by {error:.2%}, so answers would not be exact"
         )
+
+
+def _split_run(model: LanguageModel, ids: list[int]) -> Tensor:
+    """Logits of the tokens 21, 22, 23 and, in another slot, 18."""
+    kv = PrefixKV(16)
+    model.forward(PrefillStep(kv, 0, 9), ids[:9], 1)
+    model.forward(PrefillStep(kv, 9, 7), ids[9:16], 1)
+    kv.length = 16
+    suffix = SuffixKV(2, 8)
+    model.forward(DecodeStep(kv, suffix, [5, 2], [0, 0], model.device), ids[16:21] + ids[16:18], 1)
+    step = DecodeStep(kv, suffix, [3, 1], [5, 2], model.device)
+    return model.forward(step, ids[21:24] + ids[18:19], torch.tensor([0, 1, 2, 3], device=model.device))
+
+
+def _whole_run(model: LanguageModel, ids: list[int]) -> Tensor:
+    """Logits of every token, from transformers' own attention."""
+    model.hf.set_attn_implementation("eager")
+    try:
+        with torch.inference_mode():
+            logits: Tensor = model.hf(input_ids=torch.tensor([ids], device=model.device), use_cache=False).logits[0]
+    finally:
+        model.hf.set_attn_implementation(ATTENTION_NAME)
+    return logits.float()
+
+
+@contextmanager
+def _narrow_windows(hf: PreTrainedModel) -> Iterator[None]:
+    """Sets every sliding window of the config and of the layers to TRIAL_WINDOW for a while."""
+    holders = [hf.config.get_text_config(), *hf.modules()]
+    windows = [(holder, vars(holder).get("sliding_window")) for holder in holders]
+    found = [(holder, window) for holder, window in windows if isinstance(window, int)]
+    try:
+        for holder, window in found:
+            holder.sliding_window = min(window, TRIAL_WINDOW)
+        yield
+    finally:
+        for holder, window in found:
+            holder.sliding_window = window

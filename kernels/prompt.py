@@ -2,8 +2,8 @@
 
 A prompt is always prefix + question part, tokenised apart, in the cached and the uncached path alike:
 
-    [system prompt, turn of the document  |document|  its end, a short reply][turn of the question  |question|  turn of the answer]
-     `------------------------- prefix, stored once ---------------------'  `------------ question part, per question --------'
+    [system prompt, document's turn  |document|  its end, a short reply][question's turn  |question|  answer's turn]
+     `----------------------- prefix, stored once --------------------'  `------- question part, per question ---'
 
 The cut lies before the last special token between the two. The document and the question are tokenised with
 special tokens switched off, so no text in a contract can end its turn or give orders as the system.

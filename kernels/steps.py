@@ -160,7 +160,7 @@ def _attention(
     s_aux: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """The function transformers calls in each layer: query [1, heads, tokens, head_dim] -> [1, tokens, heads, head_dim]."""
+    """What transformers calls in each layer: query [1, heads, tokens, head_dim] -> [1, tokens, heads, head_dim]."""
     tokens = query.shape[2]
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     part, kv_heads = _running.get().attend(

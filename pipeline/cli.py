@@ -88,7 +88,7 @@ def main() -> None:
 def _leave(code: Exit, sentence: str) -> None:
     if logging.getLogger().isEnabledFor(logging.INFO):
         traceback.print_exc()
-    Console(stderr=True).print(sentence, style="red", highlight=False, markup=False)
+    Console(stderr=True).print(sentence, style="red", highlight=False, markup=False, soft_wrap=True)
     sys.exit(code)
 
 

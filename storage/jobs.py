@@ -137,7 +137,8 @@ def create_job(
     session.add(JobRow(job_id=job_id, tenant=tenant, model=model, title=title, created_at=now))
     session.flush()
     documents = {source.document_id: source for source in sources if source.document_id is not None}
-    for document_id, source in documents.items():
+    # Sorted, so that two submissions of the same documents never wait for each other's rows.
+    for document_id, source in sorted(documents.items()):
         add_document(session, tenant=tenant, document_id=document_id, num_chars=source.num_chars, now=now)
     for position, source in enumerate(sources):
         session.add(
@@ -183,13 +184,16 @@ def create_job(
         for position, question in enumerate(questions)
     ]
     for start in range(0, len(items), ITEMS_PER_INSERT):
-        session.execute(insert(ItemRow), items[start : start + ITEMS_PER_INSERT])
+        # Returning makes SQLAlchemy send many rows in one statement; pg8000 would send each on its own.
+        session.execute(insert(ItemRow).returning(ItemRow.item_id), items[start : start + ITEMS_PER_INSERT])
     finish_if_done(session, job_id, now)
     return job_id
 
 
 def finish_if_done(session: Session, job_id: str, now: datetime) -> None:
-    """Marks the job finished when no item of it is open."""
+    """Marks the job finished when no item of it is open. Called after the items were changed."""
+    # Two workers that end the last two items at the same time do not see each other's; so one waits for the other.
+    session.execute(select(JobRow.job_id).where(JobRow.job_id == job_id).with_for_update(key_share=True))
     is_open = exists().where(ItemRow.job_id == job_id, ItemRow.state.in_(OPEN_STATES))
     session.execute(
         update(JobRow).where(JobRow.job_id == job_id, JobRow.finished_at.is_(None), ~is_open).values(finished_at=now)
@@ -198,14 +202,17 @@ def finish_if_done(session: Session, job_id: str, now: datetime) -> None:
 
 def cancel_job(session: Session, tenant: str, job_id: str, now: datetime) -> int:
     """Ends what is queued at once and flags what is running; finished answers stay. Returns the items ended now."""
-    job = _require(session, tenant, job_id)
-    if job.cancelled_at is None and job.finished_at is None:
-        job.cancelled_at = now
-        session.flush()
+    _require(session, tenant, job_id)
+    # The items first, as everywhere: locks taken in one order cannot deadlock.
     ended = session.execute(
         update(ItemRow)
         .where(ItemRow.job_id == job_id, ItemRow.state == ItemState.QUEUED)
         .values(state=ItemState.CANCELLED, finished_at=now)
+    )
+    session.execute(
+        update(JobRow)
+        .where(JobRow.job_id == job_id, JobRow.cancelled_at.is_(None), JobRow.finished_at.is_(None))
+        .values(cancelled_at=now)
     )
     finish_if_done(session, job_id, now)
     return int(ended.rowcount)  # type: ignore[attr-defined] # SQLAlchemy types execute() too widely
@@ -345,7 +352,12 @@ class Progress:
 
 
 def job_progress(session: Session, tenant: str, job_id: str) -> Progress:
-    """For a screen that looks again several times a second: counts only."""
+    """For a screen that looks again several times a second: counts only.
+
+    Raises:
+        JobMissing: this tenant has no such job.
+    """
+    _require(session, tenant, job_id)
     counts = dict(
         session.execute(
             select(ItemRow.state, func.count()).where(ItemRow.job_id == job_id).group_by(ItemRow.state)

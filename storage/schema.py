@@ -69,6 +69,16 @@ class UtcDateTime(TypeDecorator[datetime]):
         return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
 
 
+class PlainText(TypeDecorator[str]):
+    """Text that every database takes: PostgreSQL refuses NUL, and names of files may hold bytes that are no UTF-8."""
+
+    impl = Text
+    cache_ok = True
+
+    def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
+        return None if value is None else value.replace("\0", "").encode(errors="replace").decode()
+
+
 class Base(DeclarativeBase):
     metadata = MetaData(naming_convention=NAMES)
     type_annotation_map = {datetime: UtcDateTime, dict[str, Any]: JSON, list[int]: JSON, str: String(255)}  # noqa: RUF012 # SQLAlchemy's own name
@@ -84,7 +94,7 @@ class DocumentRow(Base):
 
     tenant: Mapped[str] = mapped_column(primary_key=True)
     document_id: Mapped[str] = mapped_column(String(64), primary_key=True)
-    text_key: Mapped[str] = mapped_column(Text)
+    text_key: Mapped[str] = mapped_column(PlainText)
     num_chars: Mapped[int]
     created_at: Mapped[datetime]
 
@@ -96,8 +106,8 @@ class JobRow(Base):
 
     job_id: Mapped[str] = mapped_column(String(32), primary_key=True)
     tenant: Mapped[str]
-    model: Mapped[str] = mapped_column(Text)
-    title: Mapped[str] = mapped_column(Text)
+    model: Mapped[str] = mapped_column(PlainText)
+    title: Mapped[str] = mapped_column(PlainText)
     created_at: Mapped[datetime]
     cancelled_at: Mapped[datetime | None]
     finished_at: Mapped[datetime | None]
@@ -113,12 +123,12 @@ class SourceRow(Base):
     job_id: Mapped[str] = mapped_column(ForeignKey("jobs.job_id", ondelete="CASCADE"), primary_key=True)
     position: Mapped[int] = mapped_column(primary_key=True)
     tenant: Mapped[str]
-    name: Mapped[str] = mapped_column(Text)
+    name: Mapped[str] = mapped_column(PlainText)
     document_id: Mapped[str | None] = mapped_column(String(64))
     page_starts: Mapped[list[int]]
     pages_without_text: Mapped[list[int]]
     error_code: Mapped[str | None]
-    error: Mapped[str | None] = mapped_column(Text)
+    error: Mapped[str | None] = mapped_column(PlainText)
 
     __table_args__ = (
         ForeignKeyConstraint(["tenant", "document_id"], ["documents.tenant", "documents.document_id"]),
@@ -133,12 +143,12 @@ class QuestionRow(Base):
 
     job_id: Mapped[str] = mapped_column(ForeignKey("jobs.job_id", ondelete="CASCADE"), primary_key=True)
     position: Mapped[int] = mapped_column(primary_key=True)
-    question_id: Mapped[str] = mapped_column(Text)
-    title: Mapped[str] = mapped_column(Text)
-    text: Mapped[str] = mapped_column(Text)
+    question_id: Mapped[str] = mapped_column(PlainText)
+    title: Mapped[str] = mapped_column(PlainText)
+    text: Mapped[str] = mapped_column(PlainText)
     params: Mapped[dict[str, Any]]
     error_code: Mapped[str | None]
-    error: Mapped[str | None] = mapped_column(Text)
+    error: Mapped[str | None] = mapped_column(PlainText)
 
 
 class ItemRow(Base):
@@ -158,7 +168,7 @@ class ItemRow(Base):
     kicked_at: Mapped[datetime | None]
     finished_at: Mapped[datetime | None]
     error_code: Mapped[str | None]
-    error: Mapped[str | None] = mapped_column(Text)
+    error: Mapped[str | None] = mapped_column(PlainText)
 
     __table_args__ = (
         UniqueConstraint("job_id", "document_id", "question_position"),
@@ -177,7 +187,7 @@ class AnswerRow(Base):
     item_id: Mapped[int] = mapped_column(
         BigId, ForeignKey("items.item_id", ondelete="CASCADE"), primary_key=True, autoincrement=False
     )
-    text: Mapped[str] = mapped_column(Text)
+    text: Mapped[str] = mapped_column(PlainText)
     finish: Mapped[str] = mapped_column(String(16))
     snapshot_id: Mapped[int | None] = mapped_column(BigId, ForeignKey("snapshots.snapshot_id"))
     cached_tokens: Mapped[int]
@@ -213,7 +223,7 @@ class SnapshotRow(Base):
     size_bytes: Mapped[int] = mapped_column(BigInteger, default=0)
     manifest_sha256: Mapped[str | None] = mapped_column(String(64))
     prefill_s: Mapped[float | None]
-    error: Mapped[str | None] = mapped_column(Text)
+    error: Mapped[str | None] = mapped_column(PlainText)
     created_at: Mapped[datetime]
     ready_at: Mapped[datetime | None]
     last_used_at: Mapped[datetime | None]

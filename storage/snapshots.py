@@ -5,8 +5,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from hashlib import sha256
+from typing import Any
 
-from sqlalchemy import and_, delete, func, insert, or_, select, update
+from sqlalchemy import ColumnElement, and_, delete, func, insert, or_, select, update
 from sqlalchemy.orm import Session
 
 from storage.errors import SnapshotCorrupt, SnapshotMissing
@@ -100,19 +101,23 @@ def renew_writing(session: Session, owner: str, *, now: datetime, lease_s: float
 
 
 def note_progress(session: Session, claim: WriteClaim, done_tokens: int) -> None:
-    session.execute(
-        update(SnapshotRow)
-        .where(SnapshotRow.snapshot_id == claim.snapshot_id, SnapshotRow.fence == claim.fence)
-        .values(done_tokens=done_tokens)
-    )
+    session.execute(update(SnapshotRow).where(_still_writing(claim)).values(done_tokens=done_tokens))
 
 
 def abandon_writing(session: Session, claim: WriteClaim, *, state: SnapshotState, error: str | None) -> None:
-    """Lets the snapshot go: WRITING for the next writer at once, FAILED with the reason."""
-    session.execute(
-        update(SnapshotRow)
-        .where(SnapshotRow.snapshot_id == claim.snapshot_id, SnapshotRow.fence == claim.fence)
-        .values(state=state, owner=None, lease_until=None, error=error)
+    """Lets the snapshot go: WRITING for the next writer at once; FAILED with the reason, and whoever asks for it
+    later starts counting attempts anew. Nothing happens to what another writer took over or this one published."""
+    values: dict[str, Any] = {"state": state, "owner": None, "lease_until": None, "error": error}
+    if state == SnapshotState.FAILED:
+        values["attempts"] = 0
+    session.execute(update(SnapshotRow).where(_still_writing(claim)).values(values))
+
+
+def _still_writing(claim: WriteClaim) -> ColumnElement[bool]:
+    return and_(
+        SnapshotRow.snapshot_id == claim.snapshot_id,
+        SnapshotRow.fence == claim.fence,
+        SnapshotRow.state == SnapshotState.WRITING,
     )
 
 
@@ -135,13 +140,17 @@ def forget_chunk(session: Session, key: str) -> None:
 
 def add_chunk(session: Session, tenant: str, entry: ChunkEntry, now: datetime) -> None:
     """Writes the row of a chunk that has been stored, or replaces what an earlier writer noted of it."""
-    row = session.get(ChunkRow, entry.key)
-    if row is None:
-        row = ChunkRow(chunk_key=entry.key)
-        session.add(row)
-    row.tenant = tenant
-    row.num_tokens = entry.stop - entry.start
-    row.size_bytes, row.xxh3, row.sha256, row.created_at = entry.size_bytes, entry.xxh3, entry.sha256, now
+    new = {
+        "tenant": tenant,
+        "num_tokens": entry.stop - entry.start,
+        "size_bytes": entry.size_bytes,
+        "xxh3": entry.xxh3,
+        "sha256": entry.sha256,
+        "created_at": now,
+    }
+    # Two documents with the same beginning may be written at the same time.
+    insert_new(session, ChunkRow, [{"chunk_key": entry.key, **new}])
+    session.execute(update(ChunkRow).where(ChunkRow.chunk_key == entry.key).values(**new))
 
 
 def publish(
@@ -157,11 +166,7 @@ def publish(
     """Marks the snapshot ready, after its chunks and manifest are stored. False: another writer overtook this one."""
     row = session.scalar(
         update(SnapshotRow)
-        .where(
-            SnapshotRow.snapshot_id == claim.snapshot_id,
-            SnapshotRow.fence == claim.fence,
-            SnapshotRow.state == SnapshotState.WRITING,
-        )
+        .where(_still_writing(claim))
         .values(
             state=SnapshotState.READY,
             owner=None,
@@ -193,11 +198,18 @@ def publish(
 def note_readings(session: Session, row: SnapshotRow, *, computed_tokens: int, prefill_s: float, now: datetime) -> None:
     """Records for each job with open items of the document how it came by the snapshot; the first record stays.
 
-    The tokens computed are charged to the oldest of these jobs, so that the records add up to what was done.
+    The tokens computed are charged to the oldest of the jobs without a record, so that the records add up to what
+    was done; where a damaged snapshot is written again for jobs that all have one, nothing is added.
     """
+    recorded = select(ReadingRow.job_id).where(ReadingRow.document_id == row.document_id)
     job_ids = session.scalars(
         select(ItemRow.job_id)
-        .where(ItemRow.tenant == row.tenant, ItemRow.document_id == row.document_id, ItemRow.finished_at.is_(None))
+        .where(
+            ItemRow.tenant == row.tenant,
+            ItemRow.document_id == row.document_id,
+            ItemRow.finished_at.is_(None),
+            ItemRow.job_id.not_in(recorded),
+        )
         .group_by(ItemRow.job_id)
         .order_by(func.min(ItemRow.item_id))
     ).all()

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from celery import Celery
-from kombu import Queue
+from kombu import Exchange, Queue
 
 from tasks.queues import ALL_QUEUES, DECODE_QUEUE, PREFILL_QUEUE
 from tasks.settings import TaskSettings
@@ -27,7 +27,7 @@ class PlatemakerApp(Celery):  # type: ignore[misc] # celery is untyped
 app = PlatemakerApp("platemaker", include=["tasks.prefill", "tasks.decode"])
 app.conf.update(
     broker_connection_retry_on_startup=True,
-    task_queues=[Queue(name) for name in ALL_QUEUES],
+    task_queues=[Queue(name, Exchange(name), routing_key=name) for name in ALL_QUEUES],
     task_routes={"platemaker.prefill": {"queue": PREFILL_QUEUE}, "platemaker.decode": {"queue": DECODE_QUEUE}},
     task_default_queue=PREFILL_QUEUE,
     task_create_missing_queues=False,

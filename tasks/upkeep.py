@@ -25,10 +25,9 @@ def kick_waiting(app: PlatemakerApp, database: Database, settings: TaskSettings)
     Raises:
         BrokerUnavailable: nothing could be sent; the rows stay and the next upkeep tries again.
     """
+    patience = settings.lease_s * (PATIENCE_WHILE_BUSY if queued_messages(app) else 1)
+    now = utc_now()
     try:
-        pending = queued_messages(app)
-        patience = settings.lease_s * (PATIENCE_WHILE_BUSY if pending else 1)
-        now = utc_now()
         with database.writing() as session:
             documents = take_unkicked(
                 session, now=now, kicked_before=now - timedelta(seconds=patience), limit=KICKS_AT_ONCE
@@ -41,11 +40,18 @@ def kick_waiting(app: PlatemakerApp, database: Database, settings: TaskSettings)
 
 
 def queued_messages(app: PlatemakerApp) -> int:
-    """Messages in all queues that no worker has taken."""
+    """Messages in all queues that no worker has taken.
+
+    Raises:
+        BrokerUnavailable: the broker does not answer, or refuses the login.
+    """
     with app.connection_for_write() as connection:
-        connection.ensure_connection(max_retries=1, interval_start=0)
-        channel = connection.default_channel
-        return sum(channel.queue_declare(queue=name, passive=False).message_count for name in ALL_QUEUES)
+        try:
+            connection.ensure_connection(max_retries=1, interval_start=0)
+            channel = connection.default_channel
+            return sum(channel.queue_declare(queue=name, passive=False).message_count for name in ALL_QUEUES)
+        except (OperationalError, *connection.connection_errors, *connection.channel_errors) as exc:
+            raise BrokerUnavailable from exc
 
 
 class Upkeep:

@@ -62,7 +62,8 @@ def print_summary(console: Console, summary: Summary, files: tuple[Path, ...]) -
     if summary.tokens_without_sharing:
         table.add_row("Tokens read", f"{summary.tokens_read:,}, once")
         table.add_row("Without sharing", f"{summary.tokens_without_sharing:,} tokens would have been read")
-        table.add_row("Snapshots", f"{summary.snapshot_bytes / 1e6:,.1f} MB for {summary.documents} document(s)")
+        count = summary.snapshots_found + summary.snapshots_made
+        table.add_row("Snapshots", f"{summary.snapshot_bytes / 1e6:,.1f} MB in {count}")
     if summary.decode_tokens_per_s:
         table.add_row(
             "Decode",

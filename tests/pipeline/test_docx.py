@@ -2,14 +2,7 @@ from pathlib import Path
 
 import docx
 
-from tests.pipeline.made_files import (
-    STRICT_WORD,
-    docx_file,
-    numbering_part,
-    p,
-    pages_of,
-    read,
-)
+from tests.pipeline.made_files import STRICT_WORD, docx_file, numbering_part, p, pages_of, read
 
 
 def test_word_text_boxes_are_read_once_after_their_paragraph(tmp_path: Path) -> None:

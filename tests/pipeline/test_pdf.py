@@ -3,14 +3,7 @@ from pathlib import Path
 from reportlab.lib.pdfencrypt import StandardEncryption
 from reportlab.pdfgen.canvas import Canvas
 
-from tests.pipeline.made_files import (
-    lines,
-    pdf_file,
-    raw_pdf_file,
-    read,
-    scan,
-    stamped_scan,
-)
+from tests.pipeline.made_files import lines, pdf_file, raw_pdf_file, read, scan, stamped_scan
 
 
 def test_pdf_text_is_found_on_its_page(tmp_path: Path) -> None:

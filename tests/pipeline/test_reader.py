@@ -40,9 +40,6 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 OLE = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(504)
 
 
-# Identity and the page map
-
-
 def test_one_text_is_one_document_under_every_name_and_type(tmp_path: Path) -> None:
     text = text_file(tmp_path, "First.\r\nSecond \u00a0 line.", "a.txt")
     copy = text_file(tmp_path, b"\xef\xbb\xbfFirst.\nSecond line.\n\n", "other name.MD")
@@ -69,9 +66,6 @@ def test_an_offset_outside_the_text_has_no_page() -> None:
     for offset in (-1, 3):
         with pytest.raises(IndexError):
             document.page_of(offset)
-
-
-# What cannot be read
 
 
 def entity_bomb(folder: Path) -> Path:
@@ -232,6 +226,17 @@ def test_a_scan_is_told_by_its_number_of_pages(tmp_path: Path) -> None:
     assert caught.value.num_pages_without_text == 3
 
 
+@pytest.mark.parametrize("name", ["a b, c: d.txt", "合同.text", "-rf.md", "{path}.txt", "B.TXT"])
+def test_any_file_name_will_do(name: str, tmp_path: Path) -> None:
+    assert read(text_file(tmp_path, "text", name)).text == "text"
+
+
+def test_the_first_bytes_decide_over_the_name(tmp_path: Path) -> None:
+    path = pdf_file(tmp_path, lines("text")).rename(tmp_path / "contract.txt")
+
+    assert read(path).kind == "pdf"
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read every file")
 def test_a_file_that_may_not_be_read_says_so(tmp_path: Path) -> None:
     path = text_file(tmp_path, "text")
@@ -239,9 +244,6 @@ def test_a_file_that_may_not_be_read_says_so(tmp_path: Path) -> None:
 
     with pytest.raises(UnreadableDocument, match="Permission denied"):
         read(path)
-
-
-# Limits, and the process that parses
 
 
 def child_running(script: str) -> tuple[str, ...]:

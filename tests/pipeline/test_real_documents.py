@@ -11,10 +11,7 @@ from pipeline.errors import (
     NoTextLayer,
     UnsupportedType,
 )
-from tests.pipeline.made_files import (
-    LIMITS,
-    read,
-)
+from tests.pipeline.made_files import LIMITS, read
 
 REAL_FILES: dict[str, type[DocumentError] | int] = {
     "DA-619p.pdf": 619,

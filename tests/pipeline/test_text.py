@@ -2,14 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.pipeline.made_files import (
-    LIMITATION,
-    lines,
-    pages_of,
-    pdf_file,
-    read,
-    text_file,
-)
+from tests.pipeline.made_files import LIMITATION, pages_of, read, text_file
 
 
 @pytest.mark.parametrize(
@@ -49,14 +42,3 @@ def test_text_pages_end_at_form_feeds_and_at_the_marks_of_filings(tmp_path: Path
     text = "<PAGE>   1\r\none <PAGE> more\r\n  <PAGE>\r\ntwo\f\n<PAGE> 3\nthree\f\ffive\f"
 
     assert pages_of(read(text_file(tmp_path, text))) == ["one <PAGE> more", "two", "three", "", "five"]
-
-
-@pytest.mark.parametrize("name", ["a b, c: d.txt", "合同.text", "-rf.md", "{path}.txt", "B.TXT"])
-def test_any_file_name_will_do(name: str, tmp_path: Path) -> None:
-    assert read(text_file(tmp_path, "text", name)).text == "text"
-
-
-def test_the_first_bytes_decide_over_the_name(tmp_path: Path) -> None:
-    path = pdf_file(tmp_path, lines("text")).rename(tmp_path / "contract.txt")
-
-    assert read(path).kind == "pdf"

@@ -1,0 +1,75 @@
+"""Tiny random models, and the seed they and their inputs come from: fresh in every run, shown with every failure."""
+
+import os
+import secrets
+from collections.abc import Callable, Generator
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, PreTrainedModel
+
+from kernels.model import LanguageModel, prepare_model
+
+SEED = int(os.environ.get("TEST_SEED") or secrets.randbits(31))
+CPU = torch.device("cpu")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
+    report = yield
+    if report.failed:
+        report.sections.append(("random inputs", f"the same again with TEST_SEED={SEED}"))
+    return report
+
+
+@pytest.fixture(scope="session")
+def seed() -> int:
+    return SEED
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    """Tiny models spend more time on handing work to threads than on the work."""
+    torch.set_num_threads(1)
+
+
+@pytest.fixture
+def generator(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+@pytest.fixture(scope="session")
+def build_model(seed: int) -> Callable[[PreTrainedConfig], PreTrainedModel]:
+    """Makes a model with weights large enough that its attention is peaked and its logits lie far apart."""
+
+    def build(config: PreTrainedConfig) -> PreTrainedModel:
+        generator = torch.Generator().manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                noise = torch.randn(parameter.shape, generator=generator)
+                if parameter.dim() > 1:
+                    parameter.copy_(noise * 1.5 * parameter.shape[-1] ** -0.5)
+                else:
+                    parameter.add_(noise * 0.1)
+        return model
+
+    return build
+
+
+@pytest.fixture(scope="module")
+def tiny_llama(build_model: Callable[[PreTrainedConfig], PreTrainedModel]) -> LanguageModel:
+    config = LlamaConfig(
+        vocab_size=96,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        bos_token_id=1,
+        eos_token_id=2,
+        pad_token_id=0,
+    )
+    return prepare_model(build_model(config), CPU, 256)

@@ -1,0 +1,405 @@
+"""Tiny random models of every attention family: reading the document apart from the questions changes nothing.
+
+The reference is transformers' own eager attention, run over prefix and question (and answer) at once, without a cache.
+"""
+
+import copy
+import random
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import (
+    BloomConfig,
+    DeepseekV3Config,
+    FalconConfig,
+    Gemma2Config,
+    Gemma3nTextConfig,
+    Gemma3TextConfig,
+    GPT2Config,
+    GPTBigCodeConfig,
+    GPTNeoXConfig,
+    GptOssConfig,
+    GraniteConfig,
+    Llama4TextConfig,
+    LlamaConfig,
+    MistralConfig,
+    MixtralConfig,
+    Olmo2Config,
+    Phi3Config,
+    PreTrainedConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2MoeConfig,
+    Qwen3Config,
+    Qwen3NextConfig,
+)
+
+from kernels import steps
+from kernels.architecture import check_architecture, read_config
+from kernels.decode import Decoder, DecodeRequest
+from kernels.errors import ModelUnsupported
+from kernels.kv import PrefixKV, SuffixKV
+from kernels.kv_codec import decode_chunk, encode_chunk
+from kernels.model import LanguageModel, check_split, load_model, prepare_model
+from kernels.prefill import prefill
+from kernels.sampling import GenerationParams
+from kernels.settings import KernelSettings
+from kernels.steps import DecodeStep
+
+CPU = torch.device("cpu")
+TOLERANCE = 1e-3  # of a logit, in float32
+ANSWER_LEN = 32
+CHUNKS = (16, 64, 151)
+WINDOW = 40  # shorter than the document, longer than a question
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 128,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 512,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+GROUPED = SIZES | {"num_key_value_heads": 2}
+MULTI_QUERY = SIZES | {"num_key_value_heads": 1}
+LLAMA_3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+YARN_ROPE = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 128}
+ALTERNATING = ["sliding_attention", "full_attention"]
+GPT_2 = {"vocab_size": 128, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 512, "bos_token_id": 1, "eos_token_id": 2}
+
+SUPPORTED: dict[str, PreTrainedConfig] = {
+    "llama": LlamaConfig(**GROUPED),
+    "llama-multi-query": LlamaConfig(**MULTI_QUERY),
+    "llama-3-rope": LlamaConfig(**GROUPED, rope_parameters=LLAMA_3_ROPE),
+    "qwen2": Qwen2Config(**GROUPED),
+    "qwen2-yarn": Qwen2Config(**GROUPED, rope_parameters=YARN_ROPE),
+    "qwen3": Qwen3Config(**GROUPED, head_dim=24),
+    "mistral": MistralConfig(**GROUPED, sliding_window=WINDOW),
+    "gemma2": Gemma2Config(
+        **GROUPED, head_dim=16, sliding_window=WINDOW, attn_logit_softcapping=4.0, query_pre_attn_scalar=20
+    ),
+    "gemma3": Gemma3TextConfig(**GROUPED, head_dim=16, sliding_window=WINDOW, layer_types=ALTERNATING),
+    "phi3": Phi3Config(**GROUPED, sliding_window=WINDOW),
+    "olmo2": Olmo2Config(**GROUPED),
+    "granite": GraniteConfig(**GROUPED, attention_multiplier=0.2, residual_multiplier=0.5, logits_scaling=2.0),
+    "gpt-neox": GPTNeoXConfig(**SIZES),
+    "gpt2": GPT2Config(**GPT_2),
+    "gpt-bigcode-multi-query": GPTBigCodeConfig(**GPT_2, multi_query=True),
+    "mixtral": MixtralConfig(**GROUPED, num_local_experts=4, num_experts_per_tok=2),
+    "gpt-oss-sinks": GptOssConfig(
+        **GROUPED, head_dim=16, sliding_window=WINDOW, num_local_experts=4, layer_types=ALTERNATING, rope_parameters=YARN_ROPE
+    ),
+}
+
+
+@dataclass
+class Case:
+    """One architecture with a document, five ragged questions and what the reference says of them."""
+
+    name: str
+    model: LanguageModel
+    whole: PreTrainedModel
+    prefix: list[int]
+    questions: list[list[int]] = field(default_factory=list)
+    answers: list[list[int]] = field(default_factory=list)
+    first_logits: list[Tensor] = field(default_factory=list)
+
+    def reference_logits(self, ids: list[int]) -> Tensor:
+        with torch.inference_mode():
+            logits: Tensor = self.whole(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1]
+        return logits.float()
+
+    def add_question(self, question: list[int]) -> None:
+        """Answers it greedily, recomputing everything for each token.
+
+        A question on whose way two tokens are as good as equal is left out: float32 cannot tell which is better.
+        """
+        ids = self.prefix + question
+        logits = []
+        for _ in range(ANSWER_LEN):
+            logits.append(self.reference_logits(ids))
+            best = logits[-1].topk(2).values
+            if best[0] - best[1] < TOLERANCE:
+                return
+            ids = [*ids, int(logits[-1].argmax())]
+        self.questions.append(question)
+        self.answers.append(ids[-ANSWER_LEN:])
+        self.first_logits.append(logits[0])
+
+    def read(self, chunk_tokens: int) -> PrefixKV:
+        return prefill(self.model, self.prefix, chunk_tokens=chunk_tokens).kv
+
+    def error_of_first_logits(self, kv: PrefixKV) -> float:
+        counts = [len(question) for question in self.questions]
+        step = DecodeStep(kv, SuffixKV(len(counts), max(counts)), counts, [0] * len(counts), CPU)
+        logits = self.model.forward(step, sum(self.questions, []), torch.tensor(counts).cumsum(0) - 1)
+        return float((logits - torch.stack(self.first_logits)).abs().max())
+
+    def answer(
+        self, kv: PrefixKV, keys: Iterable[int], *, lengths: tuple[int, ...] = (ANSWER_LEN,) * 5, max_batch: int = 8
+    ) -> dict[int, list[int]]:
+        requests = [
+            DecodeRequest(key, self.questions[key], GenerationParams(max_new_tokens=lengths[key], ignore_eos=True))
+            for key in keys
+        ]
+        decoder = Decoder(self.model, NoText(), kv, max_batch=max_batch)  # type: ignore[arg-type]
+        return {result.key: list(result.token_ids) for result in decoder.run(requests)}
+
+
+class NoText:
+    """In the place of a Prompter: these models have no words."""
+
+    stop_ids: frozenset[int] = frozenset()
+
+    def text(self, ids: list[int]) -> str:
+        return ""
+
+
+@pytest.fixture(scope="module", params=SUPPORTED)
+def case(
+    request: pytest.FixtureRequest, build_model: Callable[[PreTrainedConfig], PreTrainedModel], seed: int
+) -> Case:
+    config = copy.deepcopy(SUPPORTED[request.param])
+    model = build_model(config)
+    whole = copy.deepcopy(model)
+    whole.set_attn_implementation("eager")
+    draw = random.Random(f"{seed} {request.param}")
+    vocab = range(3, config.vocab_size)
+    case = Case(request.param, prepare_model(model, CPU, 512), whole, draw.choices(vocab, k=draw.randint(140, 150)))
+    while len(case.questions) < 5:
+        case.add_question(draw.choices(vocab, k=draw.randint(1, 30)))
+    return case
+
+
+def test_the_model_is_accepted(case: Case) -> None:
+    check_architecture(case.name, case.model.hf.config.to_dict())
+    check_split(case.name, case.model)
+
+
+@pytest.mark.parametrize("chunk_tokens", CHUNKS)
+def test_the_first_logits_equal_one_run_over_everything(case: Case, chunk_tokens: int) -> None:
+    error = case.error_of_first_logits(case.read(chunk_tokens))
+
+    print(f"{case.name}: largest error of a logit {error:.1e}")  # noqa: T201 # shown by pytest -rP
+    assert error <= TOLERANCE
+
+
+def test_the_probe_is_the_best_of_one_run_over_the_document(case: Case) -> None:
+    expected = case.reference_logits(case.prefix)
+
+    probe = prefill(case.model, case.prefix, chunk_tokens=64).probe
+
+    for token, logit in zip(probe.token_ids, probe.logits, strict=True):
+        assert abs(float(expected[token]) - logit) <= TOLERANCE
+    assert abs(float(expected.max()) - probe.logits[0]) <= TOLERANCE
+
+
+def test_greedy_answers_equal_a_loop_that_recomputes_everything(case: Case) -> None:
+    assert case.answer(case.read(16), range(5)) == dict(enumerate(case.answers))
+
+
+def test_an_answer_is_the_same_alone_and_in_reversed_order(case: Case) -> None:
+    kv = case.read(CHUNKS[-1])
+
+    assert case.answer(kv, [3]) == {3: case.answers[3]}
+    lengths = (32, 9, 20, 32, 15)  # one goes and the next comes while others are under way
+    expected = {key: answer[: lengths[key]] for key, answer in enumerate(case.answers)}
+    assert case.answer(kv, reversed(range(5)), lengths=lengths, max_batch=3) == expected
+
+
+def test_an_answer_is_the_same_from_stored_chunks(case: Case) -> None:
+    length = len(case.prefix)
+    stored: list[tuple[int, int, bytes]] = []
+    prefill(
+        case.model,
+        case.prefix,
+        chunk_tokens=64,
+        on_chunk=lambda kv, start, stop: stored.append((start, stop, encode_chunk(kv, start, stop))),
+    )
+
+    loaded = PrefixKV(length)
+    for start, stop, data in stored:
+        decode_chunk(data, loaded, start, stop, dtype="float32", device="cpu")
+    loaded.length = length
+
+    assert case.answer(loaded, range(5)) == dict(enumerate(case.answers))
+
+
+def test_prefill_goes_on_behind_chunks_that_exist_already(case: Case) -> None:
+    whole = case.read(64)
+    half = PrefixKV(len(case.prefix))
+    decode_chunk(encode_chunk(whole, 0, 64), half, 0, 64, dtype="float32", device="cpu")
+    half.length = 64
+
+    result = prefill(case.model, case.prefix, chunk_tokens=64, kv=half)
+
+    assert result.computed_tokens == len(case.prefix) - 64
+    assert case.error_of_first_logits(result.kv) <= TOLERANCE
+
+
+def test_document_and_window_matter_to_the_reference(case: Case) -> None:
+    """Otherwise the tests above would prove little."""
+    ids = case.prefix + case.questions[0]
+    gap = case.prefix[:-20] + case.prefix[-10:] + case.questions[0]
+    assert (case.reference_logits(gap) - case.first_logits[0]).abs().max() > 20 * TOLERANCE
+
+    if getattr(case.whole.config, "sliding_window", None):
+        wide = copy.deepcopy(case.whole)
+        wide.config.sliding_window = 400
+        with torch.inference_mode():
+            other = wide(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1]
+        assert (other - case.first_logits[0]).abs().max() > 20 * TOLERANCE
+
+
+REFUSED_BY_CONFIG: dict[str, tuple[PreTrainedConfig, str]] = {
+    "dynamic NTK": (
+        LlamaConfig(**GROUPED, rope_parameters={"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}),
+        "dynamic NTK",
+    ),
+    "LongRoPE": (
+        Phi3Config(
+            **GROUPED,
+            original_max_position_embeddings=256,
+            rope_parameters={
+                "rope_type": "longrope",
+                "rope_theta": 10000.0,
+                "short_factor": [1.0] * 8,
+                "long_factor": [2.0] * 8,
+                "original_max_position_embeddings": 256,
+            },
+        ),
+        "LongRoPE",
+    ),
+    "linear attention": (Qwen3NextConfig(**GROUPED), "linear_attention"),
+    "chunked attention": (Llama4TextConfig(**GROUPED, attention_chunk_size=16), "chunked"),
+    "chunked attention without layer types": (
+        LlamaConfig(**GROUPED, attention_chunk_size=16),
+        "chunked local attention",
+    ),
+    "shared KV": (Gemma3nTextConfig(**GROUPED, num_kv_shared_layers=2), "share one KV cache"),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED_BY_CONFIG)
+def test_what_cannot_be_split_is_refused_by_its_config_alone(kind: str, tmp_path: Path) -> None:
+    config, reason = REFUSED_BY_CONFIG[kind]
+    config.save_pretrained(tmp_path)
+
+    with pytest.raises(ModelUnsupported, match=reason) as caught:
+        check_architecture("strange-model", read_config(tmp_path))
+
+    assert caught.value.name == "strange-model"
+    with pytest.raises(ModelUnsupported, match=reason):  # before any weight is looked for
+        load_model(tmp_path, KernelSettings(device="cpu", dtype="float32"))
+
+
+def test_rope_of_one_layer_kind_is_looked_at_too() -> None:
+    rope = {"full_attention": {"rope_type": "dynamic", "factor": 2.0}, "sliding_attention": {"rope_type": "default"}}
+    with pytest.raises(ModelUnsupported, match="dynamic NTK"):
+        check_architecture("strange-model", {"rope_parameters": rope})
+
+
+def test_the_older_names_of_rope_are_looked_at_too() -> None:
+    with pytest.raises(ModelUnsupported, match="dynamic NTK"):
+        check_architecture("old-model", {"rope_scaling": {"type": "dynamic", "factor": 2.0}})
+
+
+def test_encoder_decoders_are_refused() -> None:
+    with pytest.raises(ModelUnsupported, match="encoder-decoder"):
+        check_architecture("translator", {"is_encoder_decoder": True})
+
+
+REFUSED_BY_TRIAL: dict[str, PreTrainedConfig] = {
+    # Their attention is not the one that transformers lets us replace.
+    "falcon": FalconConfig(vocab_size=128, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, alibi=False),
+    "bloom": BloomConfig(vocab_size=128, hidden_size=64, n_layer=2, n_head=4),
+    # It caches compressed keys and values and gives the attention others.
+    "deepseek-v3": DeepseekV3Config(
+        **SIZES,
+        num_key_value_heads=4,
+        moe_intermediate_size=32,
+        n_routed_experts=4,
+        num_experts_per_tok=2,
+        n_group=1,
+        topk_group=1,
+        kv_lora_rank=16,
+        q_lora_rank=24,
+        qk_rope_head_dim=8,
+        v_head_dim=16,
+        qk_nope_head_dim=16,
+    ),
+    "linear attention": Qwen3NextConfig(
+        **GROUPED,
+        num_experts=4,
+        moe_intermediate_size=32,
+        shared_expert_intermediate_size=32,
+        linear_num_key_heads=2,
+        linear_num_value_heads=2,
+        linear_key_head_dim=16,
+        linear_value_head_dim=16,
+    ),
+    # The window is in its mask, but it does not tell the attention of it.
+    "qwen2-moe with a window": Qwen2MoeConfig(
+        **GROUPED,
+        use_sliding_window=True,
+        sliding_window=WINDOW,
+        layer_types=["sliding_attention"] * 2,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=32,
+        shared_expert_intermediate_size=32,
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED_BY_TRIAL)
+def test_what_cannot_be_split_is_refused_by_trial(
+    kind: str, build_model: Callable[[PreTrainedConfig], PreTrainedModel]
+) -> None:
+    model = prepare_model(build_model(copy.deepcopy(REFUSED_BY_TRIAL[kind])), CPU, 512)
+
+    with pytest.raises(ModelUnsupported) as caught:
+        check_split("strange-model", model)
+
+    assert caught.value.reason
+
+
+@pytest.mark.parametrize("lost", ["window", "softcap", "scale", "prefix"])
+def test_the_trial_notices_an_attention_that_does_not_do_what_it_should(
+    lost: str, build_model: Callable[[PreTrainedConfig], PreTrainedModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = prepare_model(build_model(copy.deepcopy(SUPPORTED["gemma2"])), CPU, 512)
+    check_split("gemma2", model)
+    honest = DecodeStep.attend
+
+    def tampered(self: DecodeStep, layer: int, q: Tensor, **how: Any) -> Any:
+        if lost == "prefix":
+            self.prefix = PrefixKV(16, 15, self.prefix.keys, self.prefix.values)
+        elif lost == "window":
+            how["window"] = steps.EVERYTHING
+        elif lost == "softcap":
+            how["softcap"] = None
+        else:
+            how["scale"] *= 1.02
+        return honest(self, layer, q, **how)
+
+    monkeypatch.setattr(DecodeStep, "attend", tampered)
+
+    with pytest.raises(ModelUnsupported, match="differs from its whole run"):
+        check_split("gemma2", model)
+    assert model.hf.config._attn_implementation == steps.ATTENTION_NAME
