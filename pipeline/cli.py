@@ -66,21 +66,25 @@ JobId = Annotated[str, typer.Argument(help="The id that submit printed.", show_d
 
 def main() -> None:
     """Entry point: turns every known error into one sentence and its exit code."""
+    from tomllib import TOMLDecodeError
+
     from pydantic import ValidationError
 
     from kernels.errors import KernelError
-    from pipeline.errors import PipelineError
-    from storage.errors import JobMissing, StorageError
+    from pipeline.errors import LocalServerError, PipelineError
+    from storage.errors import JobMissing, SettingsError, StorageError
     from tasks.errors import TaskError
 
     try:
         cli()
-    except (PipelineError, JobMissing) as exc:
+    except (StorageError, KernelError, TaskError, LocalServerError) as exc:
+        _leave(Exit.USAGE if isinstance(exc, JobMissing | SettingsError) else Exit.UNAVAILABLE, str(exc))
+    except PipelineError as exc:
         _leave(Exit.USAGE, str(exc))
-    except (StorageError, KernelError, TaskError) as exc:
-        _leave(Exit.UNAVAILABLE, str(exc))
     except ValidationError as exc:
         _leave(Exit.USAGE, _settings_sentence(exc))
+    except TOMLDecodeError as exc:
+        _leave(Exit.USAGE, f"The settings file is not valid TOML: {exc}. Correct it, or set PLATEMAKER_CONFIG.")
     except KeyboardInterrupt:
         _leave(Exit.INTERRUPTED, "Stopped.")
 
@@ -134,16 +138,18 @@ def run(
     json_output: Json = False,
 ) -> None:
     """Answer questions about files here and now: no server, everything in this process."""
-    from kernels.settings import KernelSettings
     from pipeline.questions import load_questions
+
+    asked = load_questions(questions, question)
+    _require_questions(len(asked))
+
+    from kernels.settings import KernelSettings  # only now: a wrong question file is told before torch is loaded
     from pipeline.run import run_here
     from pipeline.settings import PipelineSettings
     from pipeline.submit import AnswerOptions
     from storage.settings import StorageSettings
     from tasks.settings import TaskSettings
 
-    asked = load_questions(questions, question)
-    _require_questions(len(asked))
     console = Console(stderr=json_output)
     finished = run_here(
         storage=StorageSettings(),
@@ -305,18 +311,20 @@ def worker(
     log_level: Annotated[str, typer.Option(help="DEBUG, INFO, WARNING or ERROR.")] = "INFO",
 ) -> None:
     """Start a worker of a pool; stop it with Ctrl-C or SIGTERM."""
-    from kernels.settings import KernelSettings
-    from pipeline.guard import check_no_other_kernels
-    from storage.settings import StorageSettings
-    from tasks.app import configure
-    from tasks.queues import Pool
     from tasks.settings import TaskSettings
-    from tasks.worker import serve
-    from tasks.workplace import Workplace
 
     task = TaskSettings()
     if task.broker_url is None:
         raise typer.BadParameter("a worker needs a broker: set PLATEMAKER_BROKER_URL.")
+
+    from kernels.settings import KernelSettings  # only now: a missing setting is told before torch is loaded
+    from pipeline.guard import check_no_other_kernels
+    from storage.settings import StorageSettings
+    from tasks.app import configure
+    from tasks.queues import Pool
+    from tasks.worker import serve
+    from tasks.workplace import Workplace
+
     check_no_other_kernels()
     place = Workplace.open(StorageSettings(), KernelSettings(), task)
     place.database.check_schema()

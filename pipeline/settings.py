@@ -1,17 +1,14 @@
 """Settings of the floor that people touch (PLATEMAKER_* variables, or platemaker.toml)."""
 
 import os
-from pathlib import Path
 
 from pydantic import Field
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
 from pipeline.documents import ParseLimits
+from storage.settings import FloorSettings
 
 
-class PipelineSettings(BaseSettings):
-    model_config = SettingsConfigDict(env_prefix="PLATEMAKER_", env_ignore_empty=True, extra="ignore", frozen=True)
-
+class PipelineSettings(FloorSettings):
     tenant: str = Field(
         "default",
         pattern=r"^[a-z0-9][a-z0-9_-]{0,62}$",
@@ -32,15 +29,3 @@ class PipelineSettings(BaseSettings):
             memory_bytes=self.parse_memory_mb * 2**20,
             max_file_bytes=self.parse_file_mb * 2**20,
         )
-
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        toml = TomlConfigSettingsSource(settings_cls, Path(os.environ.get("PLATEMAKER_CONFIG", "platemaker.toml")))
-        return init_settings, env_settings, toml

@@ -14,6 +14,7 @@ StorageError
 ├── JobMissing                no such job of this tenant
 ├── DocumentUnknown           no such document of this tenant
 ├── SchemaError               database schema missing or old
+├── SettingsError             the settings file cannot be used
 └── DatabaseUnavailable       the database does not answer
 
 A class's docstring is its default message. Messages are safe to show: they hold keys, names and numbers,
@@ -128,3 +129,7 @@ class SchemaError(StorageError):
 
 class DatabaseUnavailable(StorageError):
     """The database does not answer. Check that it runs and that PLATEMAKER_DATABASE_URL is right."""
+
+
+class SettingsError(StorageError, ValueError):
+    """The settings file cannot be used."""

@@ -1,7 +1,7 @@
 import os
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 from urllib.parse import urlsplit
 
 from pydantic import (
@@ -19,6 +19,8 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from storage.errors import SettingsError
+
 PREFIX = "PLATEMAKER_"
 
 
@@ -26,8 +28,11 @@ def _default_data_dir() -> Path:
     return Path(os.environ.get("XDG_DATA_HOME") or "~/.local/share") / "platemaker"
 
 
-class StorageSettings(BaseSettings):
-    """Where things last. Environment variables win over `platemaker.toml`."""
+class FloorSettings(BaseSettings):
+    """What the settings of a floor share: PLATEMAKER_* variables over `platemaker.toml`, errors that name the variable.
+
+    The floor of the kernels has its own copy: it does not know this one.
+    """
 
     # Inputs stay out of error messages: they can be secrets.
     model_config = SettingsConfigDict(
@@ -38,6 +43,37 @@ class StorageSettings(BaseSettings):
         hide_input_in_errors=True,
         validate_default=True,
     )
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _name_the_variable(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        try:
+            return handler(data)
+        except ValidationError as exc:
+            lines = []
+            for error in exc.errors(include_input=False):
+                variable = f"{PREFIX}{str(error['loc'][0]).upper()}: " if error["loc"] else ""
+                lines.append(variable + error["msg"].removeprefix("Value error, "))
+            raise ValueError("; ".join(lines)) from None
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        named = os.environ.get(f"{PREFIX}CONFIG")
+        if named and not Path(named).is_file():
+            raise SettingsError(f"{PREFIX}CONFIG names {named}, which is not a file. Correct or unset it.")
+        file = TomlConfigSettingsSource(settings_cls, Path(named or "platemaker.toml"))
+        return init_settings, env_settings, file
+
+
+class StorageSettings(FloorSettings):
+    """Where things last. Environment variables win over `platemaker.toml`."""
 
     data_dir: Path = Field(
         default_factory=_default_data_dir,
@@ -93,35 +129,11 @@ class StorageSettings(BaseSettings):
             raise ValueError("must be http://host:port or https://host:port, without keys or a path")
         return value
 
-    @model_validator(mode="wrap")
-    @classmethod
-    def _name_the_variable(cls, data: Any, handler: ModelWrapValidatorHandler["StorageSettings"]) -> "StorageSettings":
-        try:
-            settings = handler(data)
-        except ValidationError as exc:
-            lines = (
-                f"{PREFIX}{str(e['loc'][0]).upper()}: {e['msg'].removeprefix('Value error, ')}"
-                for e in exc.errors(include_input=False)
-            )
-            raise ValueError("; ".join(lines)) from None
-        if (settings.s3_access_key_id is None) != (settings.s3_secret_access_key is None):
+    @model_validator(mode="after")
+    def _both_keys(self) -> Self:
+        if (self.s3_access_key_id is None) != (self.s3_secret_access_key is None):
             raise ValueError(f"set both {PREFIX}S3_ACCESS_KEY_ID and {PREFIX}S3_SECRET_ACCESS_KEY, or neither")
-        return settings
-
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        named = os.environ.get(f"{PREFIX}CONFIG")
-        if named and not Path(named).is_file():
-            raise ValueError(f"{PREFIX}CONFIG names {named}, which is not a file")
-        file = TomlConfigSettingsSource(settings_cls, Path(named or "platemaker.toml"))
-        return init_settings, env_settings, file
+        return self
 
     def resolved_database_url(self) -> str:
         """The URL for SQLAlchemy, driver named. May hold a password: never show it."""

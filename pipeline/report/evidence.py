@@ -14,6 +14,8 @@ _CJK = r"\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 WORD = re.compile(rf"[{_CJK}]|[^\W{_CJK}]+(?:[.,'’-][^\W{_CJK}]+)*")
 LEAST_RUN = 4
 LEAST_CJK_RUN = 8
+MOST_PLACES = 2
+FIGURE = re.compile(r"\d[.,]\d|\d{4}")  # an amount, a rate, a year; not the 30 of 30 days
 _FUNCTION_WORDS = """
     a an the of to in on at by for from with and or any all is are be been was were will shall may must this that it
     its as not no such under which who whom if
@@ -47,19 +49,25 @@ class DocumentIndex:
         """The longest common run, of several the first; None where it is too short or too common to point anywhere.
 
         A run counts from LEAST_RUN words on, or when it is the whole of a shorter answer; it must hold at least one
-        word, or two in a longer answer, that is not a function word. Those at its end are left out of the quote.
+        word, or two in a longer answer, that is not a function word. A shorter run counts when it holds a figure that
+        stands in at most MOST_PLACES places. Function words at the end are left out of the quote.
         """
         words = _words(answer)
         begin, end = self._longest_run(words)
         run = self._words[begin:end]
         least = LEAST_CJK_RUN if re.match(f"[{_CJK}]", "".join(run)) else LEAST_RUN
         telling = sum(word not in COMMON for word in run)
-        if not run or len(run) < min(least, len(words)) or telling < min(2, len(words)):
+        if not run or telling < min(2, len(words)):
+            return None
+        if len(run) < min(least, len(words)) and not any(self._is_rare_figure(word) for word in run):
             return None
         while self._words[end - 1] in DANGLING:
             end -= 1
         start, stop = self._spans[begin][0], self._spans[end - 1][1]
         return Evidence(self._text[start:stop], bisect_right(self._page_starts, start), start, stop)
+
+    def _is_rare_figure(self, word: str) -> bool:
+        return len(self._positions[word]) <= MOST_PLACES and FIGURE.search(word) is not None
 
     def _longest_run(self, words: list[str]) -> tuple[int, int]:
         """The words [begin, end) of the document."""

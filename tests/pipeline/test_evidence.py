@@ -145,3 +145,12 @@ def test_a_passage_of_the_document_is_found_whole_at_its_first_place(words: list
     assert found is not None
     assert found.quote == passage
     assert found.start == f" {text} ".index(f" {passage} ")
+
+
+def test_a_rare_figure_in_a_short_run_points_to_its_place() -> None:
+    index = DocumentIndex("The cap of clause 8 is EUR 2,500,000 in each year.\nFees of EUR 9,000 apply.", (0, 52))
+
+    found = index.find("It is capped at EUR 2,500,000.")
+
+    assert found is not None
+    assert (found.quote, found.page) == ("EUR 2,500,000", 1)

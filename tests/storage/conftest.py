@@ -12,37 +12,56 @@ from storage.database import Database
 from storage.settings import StorageSettings
 
 
-def run_on_server(server: Postgres, statement: str) -> None:
-    with closing(
-        pg8000.dbapi.connect(server.user, "127.0.0.1", "postgres", server.port, server.password)
-    ) as connection:
-        connection.autocommit = True
-        connection.cursor().execute(statement)
+class Server:
+    """Makes databases on PostgreSQL and drops them, over one connection: logging in is slow."""
 
+    def __init__(self, server: Postgres) -> None:
+        self._url = server.url.rpartition("/")[0]
+        self._connection = pg8000.dbapi.connect(server.user, "127.0.0.1", "postgres", server.port, server.password)
+        self._connection.autocommit = True
+        self._template: str | None = None
+        # Waiting for the disk for each of these databases would take most of the time.
+        for setting in ("fsync", "synchronous_commit", "full_page_writes"):
+            self.run(f"ALTER SYSTEM SET {setting} TO off")
+        self.run("SELECT pg_reload_conf()")
 
-def make_database(server: Postgres, *, template: str = "template1") -> str:
-    """A database far from UTC, as a server that somebody else runs may be."""
-    name = f"test_{secrets.token_hex(8)}"
-    run_on_server(server, f"CREATE DATABASE {name} TEMPLATE {template}")
-    run_on_server(server, f"ALTER DATABASE {name} SET timezone TO 'Asia/Shanghai'")
-    return name
+    def run(self, statement: str) -> None:
+        self._connection.cursor().execute(statement)
 
+    def make(self, *, template: str = "template1") -> str:
+        """A database far from UTC, as a server that somebody else runs may be."""
+        name = f"test_{secrets.token_hex(8)}"
+        self.run(f"CREATE DATABASE {name} TEMPLATE {template}")
+        self.run(f"ALTER DATABASE {name} SET timezone TO 'Asia/Shanghai'")
+        return name
 
-def open_on_server(server: Postgres, name: str) -> Database:
-    return Database(StorageSettings(database_url=SecretStr(f"{server.url.rpartition('/')[0]}/{name}")))
+    def open(self, name: str) -> Database:
+        return Database(StorageSettings(database_url=SecretStr(f"{self._url}/{name}")))
+
+    @property
+    def template(self) -> str:
+        """An upgraded database to copy: upgrading anew for every test takes longer."""
+        if self._template is None:
+            self._template = self.make()
+            with closing(self.open(self._template)) as database:
+                database.upgrade()
+        return self._template
+
+    def lend(self, template: str) -> Iterator[Database]:
+        name = self.make(template=template)
+        with closing(self.open(name)) as database:
+            yield database
+        # Refused while anything is still connected, so a test that leaves a connection open fails.
+        self.run(f"DROP DATABASE {name}")
+
+    def close(self) -> None:
+        self._connection.close()
 
 
 @pytest.fixture(scope="session")
-def migrated_template(postgres_server: Postgres) -> str:
-    """The name of an upgraded PostgreSQL database to copy: upgrading anew for every test takes longer."""
-    name = make_database(postgres_server)
-    with closing(open_on_server(postgres_server, name)) as database:
-        database.upgrade()
-    # Databases come and go here; waiting for the disk each time would be most of the time.
-    for setting in ("fsync", "synchronous_commit", "full_page_writes"):
-        run_on_server(postgres_server, f"ALTER SYSTEM SET {setting} TO off")
-    run_on_server(postgres_server, "SELECT pg_reload_conf()")
-    return name
+def server(postgres_server: Postgres) -> Iterator[Server]:
+    with closing(Server(postgres_server)) as server:
+        yield server
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -52,7 +71,7 @@ def empty_database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[D
         with closing(Database(StorageSettings(data_dir=tmp_path / "data"))) as database:
             yield database
     else:
-        yield from _on_postgres(request.getfixturevalue("postgres_server"), "template1")
+        yield from request.getfixturevalue("server").lend("template1")
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -63,14 +82,5 @@ def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Databas
             database.upgrade()
             yield database
     else:
-        yield from _on_postgres(
-            request.getfixturevalue("postgres_server"), request.getfixturevalue("migrated_template")
-        )
-
-
-def _on_postgres(server: Postgres, template: str) -> Iterator[Database]:
-    name = make_database(server, template=template)
-    with closing(open_on_server(server, name)) as database:
-        yield database
-    # Refused while anything is still connected, so a test that leaves a connection open fails.
-    run_on_server(server, f"DROP DATABASE {name}")
+        server: Server = request.getfixturevalue("server")
+        yield from server.lend(server.template)

@@ -103,7 +103,7 @@ def test_the_digest_is_the_same_in_every_process() -> None:
     )
     one = fingerprint()
     expected = [one.digest(), one.chain_root(), *chunk_keys(one.chain_root(), [3, 1, 2], 2)]
-    for seed in ("0", "1", "4242"):
+    for seed in ("1", "4242"):
         shown = subprocess.run(
             [sys.executable, "-c", script],
             env={"PYTHONHASHSEED": seed},
