@@ -15,7 +15,10 @@ CPU = torch.device("cpu")
 TOLERANCE = {torch.float64: 1e-11, torch.float32: 3e-5, torch.bfloat16: 6e-2}
 
 few = settings(
-    max_examples=60, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+    max_examples=60,
+    deadline=None,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 
 
@@ -178,9 +181,7 @@ def test_blocks_hold_every_visible_pair_once_and_no_block_is_invisible(case: Cas
     assert torch.equal(seen, visible.long())
 
 
-@given(
-    kv_heads=st.integers(1, 4), group=st.integers(1, 4), tokens=st.integers(1, 9), seed=st.integers(0, 2**31)
-)
+@given(kv_heads=st.integers(1, 4), group=st.integers(1, 4), tokens=st.integers(1, 9), seed=st.integers(0, 2**31))
 @few
 def test_a_fold_row_is_one_head_of_one_token_and_unfold_undoes_it(
     kv_heads: int, group: int, tokens: int, seed: int

@@ -186,7 +186,9 @@ def test_a_damaged_header_is_refused_or_harmless(data: st.DataObject) -> None:
     chunk = bytearray(encode_chunk(fixed_kv("float32"), 0, 4))
     header_end = 8 + int.from_bytes(chunk[:8], "little")
     for _ in range(data.draw(st.integers(1, 3))):
-        chunk[data.draw(st.integers(0, header_end - 1))] = data.draw(st.integers(0, 255) | st.sampled_from(b'"[]{}:,0123'))
+        chunk[data.draw(st.integers(0, header_end - 1))] = data.draw(
+            st.integers(0, 255) | st.sampled_from(b'"[]{}:,0123')
+        )
     try:
         decode_into_fresh(bytes(chunk))
     except ChunkMismatch as exc:

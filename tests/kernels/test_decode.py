@@ -61,9 +61,7 @@ def tokens(results: dict[int, DecodeResult]) -> dict[int, tuple[int, ...]]:
 
 
 @pytest.fixture
-def alone(
-    tiny_llama: LanguageModel, prefix: PrefixKV, questions: list[list[int]]
-) -> dict[int, tuple[int, ...]]:
+def alone(tiny_llama: LanguageModel, prefix: PrefixKV, questions: list[list[int]]) -> dict[int, tuple[int, ...]]:
     """The greedy answer of each question, without any other."""
     answers = {}
     for key, question in enumerate(questions):

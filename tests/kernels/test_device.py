@@ -84,9 +84,7 @@ def test_threads_are_as_many_as_asked_for() -> None:
     ("field", "value"),
     [("dtype", "int4"), ("threads", "-1"), ("chunk_tokens", "8"), ("max_batch", "0"), ("max_batch", "many")],
 )
-def test_a_wrong_setting_stops_the_start_and_is_named(
-    field: str, value: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wrong_setting_stops_the_start_and_is_named(field: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(f"PLATEMAKER_{field.upper()}", value)
 
     with pytest.raises(ValidationError) as caught:

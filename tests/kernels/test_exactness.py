@@ -80,7 +80,15 @@ LLAMA_3_ROPE = {
 }
 YARN_ROPE = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 128}
 ALTERNATING = ["sliding_attention", "full_attention"]
-GPT_2 = {"vocab_size": 128, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 512, "bos_token_id": 1, "eos_token_id": 2}
+GPT_2 = {
+    "vocab_size": 128,
+    "n_embd": 64,
+    "n_layer": 2,
+    "n_head": 4,
+    "n_positions": 512,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
 
 SUPPORTED: dict[str, PreTrainedConfig] = {
     "llama": LlamaConfig(**GROUPED),
@@ -102,7 +110,12 @@ SUPPORTED: dict[str, PreTrainedConfig] = {
     "gpt-bigcode-multi-query": GPTBigCodeConfig(**GPT_2, multi_query=True),
     "mixtral": MixtralConfig(**GROUPED, num_local_experts=4, num_experts_per_tok=2),
     "gpt-oss-sinks": GptOssConfig(
-        **GROUPED, head_dim=16, sliding_window=WINDOW, num_local_experts=4, layer_types=ALTERNATING, rope_parameters=YARN_ROPE
+        **GROUPED,
+        head_dim=16,
+        sliding_window=WINDOW,
+        num_local_experts=4,
+        layer_types=ALTERNATING,
+        rope_parameters=YARN_ROPE,
     ),
 }
 
@@ -171,9 +184,7 @@ class NoText:
 
 
 @pytest.fixture(scope="module", params=SUPPORTED)
-def case(
-    request: pytest.FixtureRequest, build_model: Callable[[PreTrainedConfig], PreTrainedModel], seed: int
-) -> Case:
+def case(request: pytest.FixtureRequest, build_model: Callable[[PreTrainedConfig], PreTrainedModel], seed: int) -> Case:
     config = copy.deepcopy(SUPPORTED[request.param])
     model = build_model(config)
     whole = copy.deepcopy(model)

@@ -82,7 +82,12 @@ def test_the_text_part_of_a_multimodal_config_counts(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("config", "expected"),
-    [({"max_position_embeddings": 8192}, 8192), ({"n_positions": 1024}, 1024), ({"seq_length": 4096}, 4096), ({}, 2048)],
+    [
+        ({"max_position_embeddings": 8192}, 8192),
+        ({"n_positions": 1024}, 1024),
+        ({"seq_length": 4096}, 4096),
+        ({}, 2048),
+    ],
 )
 def test_the_context_is_found_under_each_of_its_names(config: dict[str, Any], expected: int) -> None:
     assert context_len(config) == expected

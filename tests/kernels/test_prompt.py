@@ -21,7 +21,8 @@ CHATML = (
 TEMPLATES: dict[str, str | None] = {
     "chatml": CHATML,
     "chatml with bos": "{{ bos_token }}" + CHATML,
-    "no system turn": "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}" + CHATML,
+    "no system turn": "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
+    + CHATML,
     "system turn dropped": CHATML.replace("in messages %}", "in messages if m.role != 'system' %}"),
     "turns as plain text": (
         "{% for m in messages %}{% if m.role == 'assistant' %} {{ m.content }}\n"
