@@ -8,6 +8,7 @@ KernelError
 |   `-- DeviceUnavailable      the wanted device is not there
 |-- ContextExceeded            prompt and answer do not fit the model's context
 |-- NonFiniteLogits            the model's numbers are NaN or infinite
+|-- NonFiniteKV                the same in its KV, where a lossy codec would hide it
 `-- ChunkMismatch              bytes of a KV chunk do not fit this model
 """
 
@@ -62,6 +63,13 @@ class ContextExceeded(KernelError):
 
 class NonFiniteLogits(KernelError):
     """The model computed NaN or infinite scores for this answer. Try PLATEMAKER_DTYPE=float32."""
+
+    def __init__(self) -> None:
+        super().__init__(self.__doc__)
+
+
+class NonFiniteKV(KernelError):
+    """The document's KV holds NaN or infinite numbers. Try PLATEMAKER_DTYPE=float32 or PLATEMAKER_CODEC=none."""
 
     def __init__(self) -> None:
         super().__init__(self.__doc__)

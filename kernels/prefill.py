@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from kernels.errors import NonFiniteLogits
 from kernels.kv import PrefixKV
@@ -20,6 +21,12 @@ class Probe:
 
     token_ids: tuple[int, ...]
     logits: tuple[float, ...]
+
+    @classmethod
+    def of(cls, logits: Tensor) -> "Probe":
+        """From the logits [vocab] of the last prefix token."""
+        best = logits.topk(PROBE_SIZE)
+        return cls(tuple(best.indices.tolist()), tuple(best.values.tolist()))
 
 
 @dataclass(frozen=True)
@@ -56,6 +63,4 @@ def prefill(
         on_chunk(kv, start, stop)
     if not bool(torch.isfinite(logits).all()):
         raise NonFiniteLogits
-    best = logits[-1].topk(PROBE_SIZE)
-    probe = Probe(tuple(best.indices.tolist()), tuple(best.values.tolist()))
-    return Prefilled(kv, probe, len(ids) - first, time.perf_counter() - began)
+    return Prefilled(kv, Probe.of(logits[-1]), len(ids) - first, time.perf_counter() - began)

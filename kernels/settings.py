@@ -18,6 +18,9 @@ def user_cache_dir() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "platemaker"
 
 
+CodecName = Literal["none", "shuffle-zstd", "int8", "int4", "fp8"]
+
+
 class KernelSettings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="PLATEMAKER_", extra="ignore", frozen=True, protected_namespaces=())
 
@@ -34,6 +37,17 @@ class KernelSettings(BaseSettings):
     threads: int = Field(0, ge=0, description="CPU threads for the model; 0: as many as the process may use.")
     chunk_tokens: int = Field(
         512, ge=16, description="Tokens computed at once in prefill, and tokens in one stored chunk."
+    )
+    codec: CodecName = Field(
+        "none",
+        description="How KV is stored: none or shuffle-zstd (exact), int8, fp8 or int4 (smaller, with a measured "
+        "error). Part of each snapshot's identity.",
+    )
+    codec_max_error: float = Field(
+        0.05,
+        ge=0,
+        description="Largest relative error of the logits that int8, fp8 and int4 may cause (ratio); "
+        "a document beyond it is stored exactly.",
     )
     max_batch: int = Field(32, ge=1, description="Questions of one document answered at the same time.")
     system_prompt: str = Field(

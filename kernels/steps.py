@@ -54,6 +54,13 @@ class PrefillStep:
         return attend(fold(q, kv_heads), keys, values, blocks, scale=scale, softcap=softcap), kv_heads
 
 
+class ReplayStep(PrefillStep):
+    """Tokens whose KV is stored already. They see what is stored, also of themselves, and change nothing."""
+
+    def store(self, layer: int, k: Tensor, v: Tensor) -> None:
+        pass
+
+
 class DecodeStep:
     """New tokens of many questions, each seeing the shared document and what came before it in its own slot.
 

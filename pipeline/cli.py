@@ -8,8 +8,6 @@ import json
 import logging
 import sys
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
 from enum import StrEnum
 from importlib.metadata import version
 from pathlib import Path
@@ -18,6 +16,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from pipeline import snapshot_cli
+from pipeline.command import Json, opened
 from pipeline.exits import Exit
 
 if TYPE_CHECKING:
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
     from pipeline.report.rows import ReportLine
     from pipeline.report.summary import Summary
-    from pipeline.settings import PipelineSettings
-    from storage.database import Database
     from storage.jobs import JobStatus
-    from storage.objects import ObjectStore
 
 cli = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
 database_cli = typer.Typer(no_args_is_help=True, help="The database.")
 cli.add_typer(database_cli, name="db")
+cli.add_typer(snapshot_cli.snapshots, name="snapshots")
+cli.command()(snapshot_cli.sweep)
+cli.command()(snapshot_cli.forget)
 logger = logging.getLogger(__name__)
 
 
@@ -60,7 +60,6 @@ TopK = Annotated[int, typer.Option(min=0, help="Draw from this many likeliest to
 Seed = Annotated[int, typer.Option(help="The same seed draws the same answers.")]
 Stop = Annotated[list[str], typer.Option(help="End an answer before this text. May be repeated.")]
 Title = Annotated[str, typer.Option(help="A name for the job, for people.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 JobId = Annotated[str, typer.Argument(help="The id that submit printed.", show_default=False)]
 
 
@@ -72,13 +71,22 @@ def main() -> None:
 
     from kernels.errors import KernelError
     from pipeline.errors import LocalServerError, PipelineError
-    from storage.errors import JobMissing, SettingsError, StorageError
+    from storage.errors import (
+        ArchiveRefused,
+        DocumentUnknown,
+        JobMissing,
+        SettingsError,
+        SnapshotInUse,
+        SnapshotMissing,
+        StorageError,
+    )
     from tasks.errors import TaskError
 
+    asked_wrong = (JobMissing, DocumentUnknown, SnapshotMissing, SnapshotInUse, ArchiveRefused, SettingsError)
     try:
         cli()
     except (StorageError, KernelError, TaskError, LocalServerError) as exc:
-        _leave(Exit.USAGE if isinstance(exc, JobMissing | SettingsError) else Exit.UNAVAILABLE, str(exc))
+        _leave(Exit.USAGE if isinstance(exc, asked_wrong) else Exit.UNAVAILABLE, str(exc))
     except PipelineError as exc:
         _leave(Exit.USAGE, str(exc))
     except ValidationError as exc:
@@ -199,7 +207,7 @@ def submit(
         raise typer.BadParameter("submit needs workers: set PLATEMAKER_BROKER_URL, or use `platemaker run`.")
     submission.refuse_unsupported_model(kernel)
     errors = Console(stderr=True)
-    with _opened() as (database, store, settings), counting(errors, "Reading files", len(files)) as tick:
+    with opened() as (database, store, settings), counting(errors, "Reading files", len(files)) as tick:
         made = submission.submit(
             database,
             store,
@@ -229,7 +237,7 @@ def status(job_id: JobId, json_output: Json = False) -> None:
     """Say how far a job is."""
     from storage.jobs import job_status
 
-    with _opened() as (database, _store, settings), database.reading() as session:
+    with opened() as (database, _store, settings), database.reading() as session:
         found = job_status(session, settings.tenant, job_id)
     if json_output:
         typer.echo(json.dumps(_status_record(found)))
@@ -242,7 +250,7 @@ def jobs(limit: Annotated[int, typer.Option(min=1, help="How many.")] = 20, json
     """List the newest jobs."""
     from storage.jobs import list_jobs
 
-    with _opened() as (database, _store, settings), database.reading() as session:
+    with opened() as (database, _store, settings), database.reading() as session:
         found = list_jobs(session, settings.tenant, limit)
     for job in found:
         typer.echo(json.dumps(_status_record(job)) if json_output else _status_line(job))
@@ -258,7 +266,7 @@ def watch(job_id: JobId, json_output: Json = False) -> None:
     from storage.jobs import job_status
 
     console = Console()
-    with _opened() as (database, store, settings):
+    with opened() as (database, store, settings):
         with database.reading() as session:
             job_status(session, settings.tenant, job_id)
         follow(database, settings.tenant, job_id, console=console, json_lines=json_output)
@@ -281,7 +289,7 @@ def answers(
     from pipeline.report.rows import report_lines
     from pipeline.report.table import print_table
 
-    with _opened() as (database, store, settings):
+    with opened() as (database, store, settings):
         lines: list[ReportLine] = list(report_lines(database, store, settings.tenant, job_id))
     if answer_format == AnswerFormat.CSV:
         write_csv(lines, sys.stdout)
@@ -297,7 +305,7 @@ def cancel(job_id: JobId, json_output: Json = False) -> None:
     from storage.database import utc_now
     from storage.jobs import cancel_job, job_status
 
-    with _opened() as (database, _store, settings):
+    with opened() as (database, _store, settings):
         with database.writing() as session:
             cancel_job(session, settings.tenant, job_id, utc_now())
         with database.reading() as session:
@@ -363,25 +371,6 @@ def upgrade() -> None:
     database.upgrade()
     database.close()
     typer.echo(f"{database.description}: schema is current")
-
-
-@contextmanager
-def _opened() -> "Iterator[tuple[Database, ObjectStore, PipelineSettings]]":
-    """Database, store and settings of a command that looks at jobs."""
-    from pipeline.settings import PipelineSettings
-    from storage.database import Database
-    from storage.objects import open_store
-    from storage.settings import StorageSettings
-
-    storage = StorageSettings()
-    database = Database(storage)
-    try:
-        database.check_schema()
-        store = open_store(storage)
-        yield database, store, PipelineSettings()
-        store.close()
-    finally:
-        database.close()
 
 
 def _require_questions(count: int) -> None:

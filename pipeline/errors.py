@@ -10,6 +10,7 @@
     │   ├── UnreadableDocument
     │   └── ParseLimitExceeded
     ├── QuestionFileError
+    ├── AmbiguousDocument        several documents were submitted under this name
     └── LocalServerError         a server of this machine cannot run
         ├── ServerNotInstalled
         └── ServerDidNotStart
@@ -138,6 +139,16 @@ class QuestionFileError(PipelineError):
         self.line = line
         self.reason = reason
         self.place = f"{path}, line {line}" if line else str(path)
+
+
+class AmbiguousDocument(PipelineError):
+    """{name} is the name of {count} documents; say which by its id: {ids}."""
+
+    def __init__(self, name: str, document_ids: list[str]) -> None:
+        super().__init__()
+        self.name = name
+        self.count = len(document_ids)
+        self.ids = ", ".join(document_ids)
 
 
 class LocalServerError(PipelineError):

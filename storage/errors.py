@@ -10,7 +10,9 @@ StorageError
 │   └── ClockSkew             this machine's clock is off
 ├── SnapshotError
 │   ├── SnapshotMissing       never made, expired or erased
-│   └── SnapshotCorrupt       what was loaded is not what was stored
+│   ├── SnapshotInUse         somebody reads it, or open questions need it
+│   ├── SnapshotCorrupt       what was loaded is not what was stored
+│   └── ArchiveRefused        a file that `snapshots import` does not take
 ├── JobMissing                no such job of this tenant
 ├── DocumentUnknown           no such document of this tenant
 ├── SchemaError               database schema missing or old
@@ -105,6 +107,25 @@ class SnapshotCorrupt(SnapshotError):
         self.expected = expected
         self.actual = actual
         super().__init__(f"Snapshot {key} is damaged: expected {expected}, found {actual}.")
+
+
+class SnapshotInUse(SnapshotError):
+    """The snapshot is in use. Wait until its questions are answered, or cancel their jobs."""
+
+    def __init__(self, snapshot_id: int) -> None:
+        self.snapshot_id = snapshot_id
+        super().__init__(
+            f"Snapshot {snapshot_id} is in use. Wait until its document's questions are answered, or cancel their jobs."
+        )
+
+
+class ArchiveRefused(SnapshotError):
+    """The file is not a snapshot that can be imported."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        self.name = name
+        self.reason = reason
+        super().__init__(f"{name} was not imported: {reason}.")
 
 
 class JobMissing(StorageError):

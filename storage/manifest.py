@@ -3,7 +3,7 @@
 import hashlib
 
 import xxhash
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, FiniteFloat, ValidationError
 
 from storage.errors import SnapshotCorrupt
 
@@ -31,8 +31,22 @@ class Producer(BaseModel):
     torch: str
 
 
+class CodecError(BaseModel):
+    """What a lossy codec did to the model: the relative error (l2) of the last prefix token's logits, and the share
+    of the last chunk's tokens after which the best next token stayed the same."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    logit_rel_error: FiniteFloat
+    top1_agreement: FiniteFloat
+
+
 class Manifest(BaseModel):
-    """Stored as JSON under `manifests/<tenant>/<document_id>/<fingerprint>.json`, after all its chunks."""
+    """Stored as JSON under `manifests/<tenant>/<document_id>/<fingerprint>.json`, after all its chunks.
+
+    `codec` is the one that the chunks are really in; the fingerprint names the one that was asked for. They differ
+    where a lossy codec lost too much and the chunks were stored exactly. `codec_error` is there for lossy codecs.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -44,9 +58,10 @@ class Manifest(BaseModel):
     probe_token_ids: tuple[int, ...]
     probe_logits: tuple[float, ...]
     producer: Producer
+    codec_error: CodecError | None = None
 
     def encode(self) -> bytes:
-        return self.model_dump_json(indent=1).encode()
+        return self.model_dump_json(indent=1, exclude_none=True).encode()
 
     @classmethod
     def decode(cls, data: bytes, key: str) -> "Manifest":
@@ -66,6 +81,10 @@ def manifest_object_key(tenant: str, document_id: str, fingerprint: str) -> str:
 
 def chunk_object_key(chunk_key: str) -> str:
     return f"chunks/{chunk_key}.safetensors"
+
+
+def chunk_key_of(object_key: str) -> str:
+    return object_key.removeprefix("chunks/").removesuffix(".safetensors")
 
 
 def describe_chunk(key: str, start: int, stop: int, data: bytes) -> ChunkEntry:

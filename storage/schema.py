@@ -20,11 +20,12 @@ from sqlalchemy import (
     String,
     Text,
     UniqueConstraint,
+    false,
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.types import TypeDecorator
 
-SCHEMA_HEAD = "0001"
+SCHEMA_HEAD = "0002"
 
 NAMES = {
     "ix": "ix_%(table_name)s_%(column_0_N_name)s",
@@ -52,6 +53,11 @@ class SnapshotState(StrEnum):
     READY = "ready"
     QUARANTINED = "quarantined"
     FAILED = "failed"
+    EXPIRED = "expired"
+    REMOVED = "removed"
+
+
+GONE_STATES = (SnapshotState.EXPIRED, SnapshotState.REMOVED)  # their objects are for the sweep
 
 
 class UtcDateTime(TypeDecorator[datetime]):
@@ -217,6 +223,7 @@ class SnapshotRow(Base):
     attempts: Mapped[int] = mapped_column(default=0)
     owner: Mapped[str | None]
     lease_until: Mapped[datetime | None]
+    claimed_at: Mapped[datetime | None]
     num_tokens: Mapped[int]
     done_tokens: Mapped[int] = mapped_column(default=0)
     computed_tokens: Mapped[int] = mapped_column(default=0)
@@ -227,8 +234,13 @@ class SnapshotRow(Base):
     created_at: Mapped[datetime]
     ready_at: Mapped[datetime | None]
     last_used_at: Mapped[datetime | None]
+    expires_at: Mapped[datetime | None]
+    pinned: Mapped[bool] = mapped_column(default=False, server_default=false())
 
-    __table_args__ = (UniqueConstraint("tenant", "document_id", "fingerprint"),)
+    __table_args__ = (
+        UniqueConstraint("tenant", "document_id", "fingerprint"),
+        Index(None, "state", "expires_at"),
+    )
 
 
 class ChunkRow(Base):
@@ -268,3 +280,43 @@ class ReadingRow(Base):
     reused_tokens: Mapped[int]
     prefill_s: Mapped[float]
     created_at: Mapped[datetime]
+
+
+class SnapshotLeaseRow(Base):
+    """Somebody is reading the snapshot until `expires_at`; it is not swept before."""
+
+    __tablename__ = "snapshot_leases"
+
+    snapshot_id: Mapped[int] = mapped_column(
+        BigId, ForeignKey("snapshots.snapshot_id", ondelete="CASCADE"), primary_key=True, autoincrement=False
+    )
+    owner: Mapped[str] = mapped_column(primary_key=True, index=True)
+    expires_at: Mapped[datetime]
+
+
+class LineageRow(Base):
+    """What happened to a document's snapshots. Outlives them, so it refers to nothing and holds no text."""
+
+    __tablename__ = "lineage"
+
+    id: Mapped[int] = mapped_column(BigId, primary_key=True, autoincrement=True)
+    at: Mapped[datetime]
+    tenant: Mapped[str]
+    document_id: Mapped[str] = mapped_column(String(64))
+    snapshot_id: Mapped[int | None] = mapped_column(BigId)
+    event: Mapped[str] = mapped_column(String(16))
+    detail: Mapped[str] = mapped_column(PlainText)
+
+    __table_args__ = (Index(None, "tenant", "document_id"),)
+
+
+class TombstoneRow(Base):
+    """Proof that a document, or a whole tenant (`document_id` is null), was forgotten, and how much that was."""
+
+    __tablename__ = "tombstones"
+
+    id: Mapped[int] = mapped_column(BigId, primary_key=True, autoincrement=True)
+    tenant: Mapped[str] = mapped_column(index=True)
+    document_id: Mapped[str | None] = mapped_column(String(64))
+    at: Mapped[datetime]
+    counts: Mapped[dict[str, Any]]

@@ -102,6 +102,20 @@ class StorageSettings(FloorSettings):
     s3_max_connections: int = Field(
         default=16, ge=1, le=256, description="Connections of one process to the S3 server (count)."
     )
+    snapshot_ttl_s: float = Field(
+        default=7 * 86400.0, gt=0, description="How long a snapshot is kept after its last use (seconds)."
+    )
+    snapshot_max_age_s: float = Field(
+        default=90 * 86400.0, gt=0, description="How long a snapshot is kept at most, used or pinned (seconds)."
+    )
+    sweep_grace_s: float = Field(
+        default=3600.0, ge=0, description="Age below which the sweep leaves chunks and objects alone (seconds)."
+    )
+    store_budget_mb: int | None = Field(
+        default=None,
+        ge=1,
+        description="Most that snapshots may take; the least recently used go first (MB). Default: no limit.",
+    )
 
     @field_validator("data_dir")
     @classmethod

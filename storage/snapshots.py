@@ -3,19 +3,28 @@
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from typing import Any
 
 from sqlalchemy import ColumnElement, and_, delete, func, insert, or_, select, update
 from sqlalchemy.orm import Session
 
-from storage.errors import SnapshotCorrupt, SnapshotMissing
+from storage.errors import ObjectMissing, SnapshotCorrupt, SnapshotMissing
 from storage.fingerprint import Fingerprint
 from storage.inserting import insert_new
-from storage.manifest import ChunkEntry, Manifest, manifest_object_key, verify_chunk
+from storage.lineage import Event, note_event
+from storage.manifest import ChunkEntry, Manifest, chunk_object_key, manifest_object_key, verify_chunk
 from storage.objects import ObjectStore
-from storage.schema import ChunkRow, ItemRow, ReadingRow, SnapshotChunkRow, SnapshotRow, SnapshotState
+from storage.schema import (
+    GONE_STATES,
+    ChunkRow,
+    ItemRow,
+    ReadingRow,
+    SnapshotChunkRow,
+    SnapshotRow,
+    SnapshotState,
+)
 
 LOAD_THREADS = 4
 
@@ -62,6 +71,17 @@ def get_snapshot(session: Session, snapshot_id: int) -> SnapshotRow:
     return row
 
 
+def require_snapshot(session: Session, tenant: str, snapshot_id: int) -> SnapshotRow:
+    """
+    Raises:
+        SnapshotMissing: this tenant has no such snapshot.
+    """
+    row = get_snapshot(session, snapshot_id)
+    if row.tenant != tenant:
+        raise SnapshotMissing(str(snapshot_id))
+    return row
+
+
 def claim_writing(
     session: Session, snapshot_id: int, *, owner: str, now: datetime, lease_s: float
 ) -> WriteClaim | None:
@@ -71,7 +91,7 @@ def claim_writing(
         .where(
             SnapshotRow.snapshot_id == snapshot_id,
             or_(
-                SnapshotRow.state.in_((SnapshotState.QUARANTINED, SnapshotState.FAILED)),
+                SnapshotRow.state.in_((SnapshotState.QUARANTINED, SnapshotState.FAILED, *GONE_STATES)),
                 and_(
                     SnapshotRow.state == SnapshotState.WRITING,
                     or_(SnapshotRow.owner.is_(None), SnapshotRow.lease_until < now),
@@ -82,6 +102,7 @@ def claim_writing(
             state=SnapshotState.WRITING,
             owner=owner,
             lease_until=now + timedelta(seconds=lease_s),
+            claimed_at=now,
             fence=SnapshotRow.fence + 1,
             attempts=SnapshotRow.attempts + 1,
             done_tokens=0,
@@ -162,9 +183,16 @@ def publish(
     computed_tokens: int,
     prefill_s: float,
     now: datetime,
+    event: Event | None = None,
 ) -> bool:
-    """Marks the snapshot ready, after its chunks and manifest are stored. False: another writer overtook this one."""
-    row = session.scalar(
+    """Marks the snapshot ready, after its chunks and manifest are stored. False: another writer overtook this one.
+
+    Raises:
+        ObjectMissing: a stored chunk that it was built on has been swept meanwhile.
+    """
+    _hold_chunks(session, [entry.key for entry in manifest.chunks])
+    was_ready = session.scalar(select(SnapshotRow.ready_at).where(SnapshotRow.snapshot_id == claim.snapshot_id))
+    row = session.execute(
         update(SnapshotRow)
         .where(_still_writing(claim))
         .values(
@@ -179,11 +207,21 @@ def publish(
             prefill_s=prefill_s,
             ready_at=now,
             last_used_at=now,
+            expires_at=None,
         )
-        .returning(SnapshotRow.snapshot_id)
-    )
+        .returning(SnapshotRow.tenant, SnapshotRow.document_id)
+    ).one_or_none()
     if row is None:
         return False
+    note_event(
+        session,
+        event or (Event.RECOMPUTED if was_ready else Event.PUBLISHED),
+        tenant=row.tenant,
+        document_id=row.document_id,
+        snapshot_id=claim.snapshot_id,
+        now=now,
+        detail=f"{computed_tokens} of {manifest.num_tokens} tokens computed",
+    )
     session.execute(delete(SnapshotChunkRow).where(SnapshotChunkRow.snapshot_id == claim.snapshot_id))
     session.execute(
         insert(SnapshotChunkRow),
@@ -193,6 +231,19 @@ def publish(
         ],
     )
     return True
+
+
+def _hold_chunks(session: Session, keys: list[str]) -> None:
+    """Keeps the chunks' rows from the sweep until this transaction ends."""
+    held = session.scalars(
+        select(ChunkRow.chunk_key)
+        .where(ChunkRow.chunk_key.in_(keys))
+        .order_by(ChunkRow.chunk_key)
+        .with_for_update(read=True, key_share=True)
+    ).all()
+    for key in keys:
+        if key not in held:
+            raise ObjectMissing(chunk_object_key(key))
 
 
 def note_readings(session: Session, row: SnapshotRow, *, computed_tokens: int, prefill_s: float, now: datetime) -> None:
@@ -233,11 +284,22 @@ def note_readings(session: Session, row: SnapshotRow, *, computed_tokens: int, p
 
 def quarantine(session: Session, snapshot_id: int, reason: str) -> None:
     """Takes a damaged snapshot out of use. It is written again by the next prefill."""
-    session.execute(
+    row = session.execute(
         update(SnapshotRow)
         .where(SnapshotRow.snapshot_id == snapshot_id, SnapshotRow.state == SnapshotState.READY)
         .values(state=SnapshotState.QUARANTINED, error=reason)
-    )
+        .returning(SnapshotRow.tenant, SnapshotRow.document_id)
+    ).one_or_none()
+    if row is not None:
+        note_event(
+            session,
+            Event.QUARANTINED,
+            tenant=row.tenant,
+            document_id=row.document_id,
+            snapshot_id=snapshot_id,
+            now=datetime.now(UTC),
+            detail=reason,
+        )
 
 
 def put_manifest(store: ObjectStore, row: SnapshotRow, manifest: Manifest) -> str:

@@ -2,11 +2,12 @@
 
 import logging
 from collections.abc import Iterator
+from contextlib import contextmanager
 
+from kernels.codecs import decode_chunk
 from kernels.decode import Decoder, DecodeRequest, DecodeResult
 from kernels.errors import ChunkMismatch
 from kernels.kv import PrefixKV
-from kernels.kv_codec import decode_chunk
 from kernels.sampling import GenerationParams
 from storage.database import utc_now
 from storage.errors import ObjectMissing, SnapshotCorrupt
@@ -20,6 +21,7 @@ from storage.items import (
     queued_items,
     release_items,
 )
+from storage.leases import release_leases, take_lease
 from storage.schema import SnapshotRow, SnapshotState
 from storage.snapshots import get_chunks, get_manifest, get_snapshot, quarantine
 from tasks.app import app
@@ -42,13 +44,16 @@ def decode_snapshot(snapshot_id: int) -> None:
 
 
 def answer_waiting(place: Workplace, row: SnapshotRow) -> bool:
-    """False: the snapshot proved damaged and is out of use; its items wait for a new one.
+    """False: the snapshot is out of use, or proved damaged and now is; its items wait for a new one.
 
     Raises:
         WrongModel: it belongs to another model.
     """
     place.engine.check_fingerprint(row.snapshot_id, row.fields)
-    with place.engine.lock:
+    owner = place.new_owner()
+    with place.engine.lock, place.heartbeat.holding(owner), _leased(place, row.snapshot_id, owner) as is_ready:
+        if not is_ready:
+            return False
         try:
             prefix = load_prefix(place, row)
         except (SnapshotCorrupt, ObjectMissing, ChunkMismatch) as exc:
@@ -56,19 +61,36 @@ def answer_waiting(place: Workplace, row: SnapshotRow) -> bool:
             with place.database.writing() as session:
                 quarantine(session, row.snapshot_id, str(exc))
             return False
-        owner = place.new_owner()
-        with place.heartbeat.holding(owner):
-            try:
-                _answer(place, row, prefix, owner)
-            except Exception:
-                # What this owner holds comes back when its lease runs out, with the attempt counted, so that
-                # questions which always fail end as failed and do not come round for ever.
-                raise
-            except BaseException:  # told to stop: an orderly way out, not an attempt
-                with place.database.writing() as session:
-                    release_items(session, owner)
-                raise
+        try:
+            _answer(place, row, prefix, owner)
+        except Exception:
+            # What this owner holds comes back when its lease runs out, with the attempt counted, so that
+            # questions which always fail end as failed and do not come round for ever.
+            raise
+        except BaseException:  # told to stop: an orderly way out, not an attempt
+            with place.database.writing() as session:
+                release_items(session, owner)
+            raise
     return True
+
+
+@contextmanager
+def _leased(place: Workplace, snapshot_id: int, owner: str) -> Iterator[bool]:
+    """Keeps the snapshot from the sweep inside the block. False: it is not ready any more."""
+    with place.database.writing() as session:
+        is_ready = take_lease(
+            session,
+            snapshot_id,
+            owner=owner,
+            now=utc_now(),
+            lease_s=place.settings.lease_s,
+            ttl_s=place.lifetimes.ttl_s,
+        )
+    try:
+        yield is_ready
+    finally:
+        with place.database.writing() as session:
+            release_leases(session, owner)
 
 
 def load_prefix(place: Workplace, row: SnapshotRow) -> PrefixKV:
@@ -79,9 +101,9 @@ def load_prefix(place: Workplace, row: SnapshotRow) -> PrefixKV:
     """
     manifest = get_manifest(place.store, row)
     kv = PrefixKV(manifest.num_tokens)
-    device = str(place.engine.model.device)
+    dtype, device = place.engine.identity.kv_dtype, str(place.engine.model.device)
     for entry, data in get_chunks(place.store, manifest.chunks):
-        decode_chunk(data, kv, entry.start, entry.stop, dtype=place.engine.identity.kv_dtype, device=device)
+        decode_chunk(data, kv, entry.start, entry.stop, codec=manifest.codec, dtype=dtype, device=device)
         kv.length = entry.stop
     if kv.length != row.num_tokens or kv.num_layers != manifest.num_layers:
         raise SnapshotCorrupt(row.fingerprint, expected=f"{row.num_tokens} tokens", actual=f"{kv.length} tokens")

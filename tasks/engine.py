@@ -7,8 +7,8 @@ from importlib.metadata import version
 import torch
 
 from kernels.architecture import check_architecture, context_len, read_config
+from kernels.codecs import LAYOUT
 from kernels.identity import ModelIdentity
-from kernels.kv_codec import CODEC, LAYOUT
 from kernels.model import LanguageModel, load_model, model_folder, model_identity
 from kernels.prompt import Prompter, ids_digest
 from kernels.settings import KernelSettings
@@ -58,7 +58,7 @@ class Engine:
             tokenizer=self.identity.tokenizer,
             template=self.identity.template,
             kv_dtype=self.identity.kv_dtype,
-            codec=CODEC,
+            codec=self.settings.codec,
             layout=LAYOUT,
         )
 

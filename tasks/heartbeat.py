@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from storage.database import Database, utc_now
 from storage.errors import StorageError
 from storage.items import cancelled_items, renew_items
+from storage.leases import renew_leases
 from storage.snapshots import renew_writing
 
 logger = logging.getLogger(__name__)
@@ -66,6 +67,7 @@ class Heartbeat:
         with self._database.writing() as session:
             renew_items(session, owner, now=now, lease_s=self._lease_s)
             renew_writing(session, owner, now=now, lease_s=self._lease_s)
+            renew_leases(session, owner, now=now, lease_s=self._lease_s)
             cancelled = cancelled_items(session, owner)
         with self._lock:
             if owner in self._owners:

@@ -1,39 +1,37 @@
 """The prefill task: makes one document's snapshot, once, however many jobs ask for it."""
 
 import logging
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 
-from kernels.errors import ChunkMismatch, ContextExceeded, KernelError
+from kernels.codecs import CODECS
+from kernels.errors import ContextExceeded, KernelError
+from kernels.fidelity import Loss, measure_loss
 from kernels.kv import PrefixKV
-from kernels.kv_codec import CODEC, decode_chunk, encode_chunk
 from kernels.prefill import Prefilled, prefill
 from storage.database import utc_now
 from storage.documents import get_text
-from storage.errors import ObjectMissing, SnapshotCorrupt, StorageError
-from storage.fingerprint import chunk_keys
+from storage.errors import StorageError
+from storage.fingerprint import Fingerprint
 from storage.items import fail_document_items, fail_item, queued_items
-from storage.manifest import ChunkEntry, Manifest, describe_chunk
+from storage.manifest import CodecError, Manifest
 from storage.schema import SnapshotRow, SnapshotState
 from storage.snapshots import (
     WriteClaim,
     abandon_writing,
-    add_chunk,
     claim_writing,
     find_or_create,
-    forget_chunk,
-    get_chunks,
-    known_chunks,
     note_progress,
     note_readings,
     publish,
     put_manifest,
 )
 from tasks.app import app
+from tasks.chain import ChunkChain
 from tasks.workplace import Workplace
 
 logger = logging.getLogger(__name__)
 STORE_THREADS = 2
-CHUNKS_IN_FLIGHT = 2
+EXACT = "none"  # what replaces a codec that loses too much
 
 
 @app.task(name="platemaker.prefill")  # type: ignore[untyped-decorator] # celery is untyped
@@ -67,9 +65,7 @@ def prepare_snapshot(place: Workplace, tenant: str, document_id: str) -> int | N
             _give_up(place, row, claim, f"Reading this document failed {claim.attempt - 1} times; it is set aside.")
             return None
         try:
-            return _write(
-                place, row, claim, ids, chunk_keys(fingerprint.chain_root(), ids, engine.settings.chunk_tokens)
-            )
+            return _write(place, row, claim, ids, fingerprint)
         except KernelError as exc:
             _give_up(place, row, claim, str(exc))
             return None
@@ -102,86 +98,58 @@ def _fitting_prefix(place: Workplace, tenant: str, document_id: str) -> list[int
     return ids if len(refused) < len(items) else None
 
 
-def _write(place: Workplace, row: SnapshotRow, claim: WriteClaim, ids: list[int], keys: list[str]) -> int | None:
+def _write(
+    place: Workplace, row: SnapshotRow, claim: WriteClaim, ids: list[int], fingerprint: Fingerprint
+) -> int | None:
+    """A lossy codec's stored chunks are read again only for their answers, never to compute on behind them: what is
+    measured against is then exact, and so is what is stored where the codec loses too much."""
     engine = place.engine
     size = engine.settings.chunk_tokens
     kv = PrefixKV(len(ids))
-    entries = _load_known_chunks(place, kv, ids, keys)
+    codec = engine.settings.codec
+    lossless = CODECS[codec].lossless
+    chain = ChunkChain(place, fingerprint, ids, codec, stored=kv if lossless else PrefixKV(len(ids)))
+    chain.load()
     with ThreadPoolExecutor(STORE_THREADS, thread_name_prefix="store") as pool, engine.lock:
-        storing: dict[int, Future[ChunkEntry]] = {}
 
         def store_chunk(kv: PrefixKV, start: int, stop: int) -> None:
-            index = start // size
-            if index not in entries:
-                storing[index] = pool.submit(_put_chunk, place, row.tenant, keys[index], kv, start, stop)
-                if index - CHUNKS_IN_FLIGHT in storing:
-                    storing[index - CHUNKS_IN_FLIGHT].result()
+            chain.store(pool, kv, start, stop)
             with place.database.writing() as session:
                 note_progress(session, claim, stop)
 
         done = prefill(engine.model, ids, chunk_tokens=size, kv=kv, on_chunk=store_chunk)
-        entries |= {index: future.result() for index, future in storing.items()}
-    return _publish(place, row, claim, done, tuple(entries[index] for index in range(len(keys))))
-
-
-def _put_chunk(place: Workplace, tenant: str, key: str, kv: PrefixKV, start: int, stop: int) -> ChunkEntry:
-    data = encode_chunk(kv, start, stop)
-    entry = describe_chunk(key, start, stop, data)
-    place.store.put(entry.object_key, data)
-    with place.database.writing() as session:
-        add_chunk(session, tenant, entry, utc_now())
-    return entry
-
-
-def _load_known_chunks(place: Workplace, kv: PrefixKV, ids: list[int], keys: list[str]) -> dict[int, ChunkEntry]:
-    """Fills `kv` from chunks of this prefix chain that are stored already: of an earlier attempt that was cut off,
-    or of a document with the same beginning. A damaged chunk ends the run and is forgotten."""
-    size = place.engine.settings.chunk_tokens
-    with place.database.reading() as session:
-        rows = known_chunks(session, keys)
-    found = tuple(
-        ChunkEntry(
-            key=row.chunk_key,
-            start=index * size,
-            stop=index * size + row.num_tokens,
-            size_bytes=row.size_bytes,
-            xxh3=row.xxh3,
-            sha256=row.sha256,
-        )
-        for index, row in enumerate(rows)
-    )
-    entries: dict[int, ChunkEntry] = {}
-    try:
-        for entry, data in get_chunks(place.store, found):
-            decode_chunk(
-                data,
-                kv,
-                entry.start,
-                entry.stop,
-                dtype=place.engine.identity.kv_dtype,
-                device=str(place.engine.model.device),
-            )
-            kv.length = entry.stop
-            entries[entry.start // size] = entry
-    except (SnapshotCorrupt, ObjectMissing, ChunkMismatch) as exc:
-        logger.warning("stored chunk is damaged", extra={"reason": type(exc).__name__})
-        with place.database.writing() as session:
-            forget_chunk(session, found[len(entries)].key)
-    return entries
+        chain.finish()
+        if lossless:
+            return _publish(place, row, claim, done, chain, loss=None)
+        last = (len(ids) - 1) // size * size
+        loss = measure_loss(engine.model, ids, exact=kv, stored=chain.stored, first=last)
+        if loss.logit_rel_error <= engine.settings.codec_max_error:
+            return _publish(place, row, claim, done, chain, loss=loss)
+        logger.warning("codec loses too much, storing exactly", extra={"codec": codec, "error": loss.logit_rel_error})
+        exact = ChunkChain(place, fingerprint, ids, EXACT, stored=chain.stored)
+        exact.load()
+        for start in range(0, len(ids), size):
+            exact.store(pool, kv, start, min(start + size, len(ids)))
+        exact.finish()
+    return _publish(place, row, claim, done, exact, loss=None)
 
 
 def _publish(
-    place: Workplace, row: SnapshotRow, claim: WriteClaim, done: Prefilled, entries: tuple[ChunkEntry, ...]
+    place: Workplace, row: SnapshotRow, claim: WriteClaim, done: Prefilled, chain: ChunkChain, *, loss: Loss | None
 ) -> int | None:
+    probe = done.probe if loss is None else loss.probe
     manifest = Manifest(
         fingerprint=row.fields,
         num_tokens=done.kv.length,
         num_layers=done.kv.num_layers,
-        chunks=entries,
-        codec=CODEC,
-        probe_token_ids=done.probe.token_ids,
-        probe_logits=done.probe.logits,
+        chunks=chain.finish(),
+        codec=chain.codec,
+        probe_token_ids=probe.token_ids,
+        probe_logits=probe.logits,
         producer=place.engine.producer,
+        codec_error=None
+        if loss is None
+        else CodecError(logit_rel_error=loss.logit_rel_error, top1_agreement=loss.top1_agreement),
     )
     digest = put_manifest(place.store, row, manifest)
     now = utc_now()

@@ -1,21 +1,31 @@
-"""Finding lost work in the rows. Every worker does it, so no single process must live for it."""
+"""Finding lost work in the rows, and ending what has lived long enough. Every worker does it, so no single process
+must live for it."""
 
 import logging
 import threading
+import time
+from dataclasses import asdict
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
 from kombu.exceptions import OperationalError
 
 from storage.database import Database, utc_now
 from storage.errors import StorageError
 from storage.items import recover_items, take_unkicked
+from storage.retention import expire
+from storage.sweep import sweep
 from tasks.app import PlatemakerApp
 from tasks.errors import BrokerUnavailable
 from tasks.queues import ALL_QUEUES
 from tasks.settings import TaskSettings
 
+if TYPE_CHECKING:
+    from tasks.workplace import Workplace  # brings torch, which a submit host need not have
+
 logger = logging.getLogger(__name__)
 KICKS_AT_ONCE = 500
+SWEEP_PAUSE_S = 600.0  # listing a large store takes its time, and every worker does it
 PATIENCE_WHILE_BUSY = 20  # leases a document waits before it is sent again although messages are still queued
 
 
@@ -55,12 +65,14 @@ def queued_messages(app: PlatemakerApp) -> int:
 
 
 class Upkeep:
-    """A thread that puts back what dead workers held and sends again what got lost."""
+    """A thread that puts back what dead workers held, sends again what got lost, expires snapshots and sweeps."""
 
-    def __init__(self, app: PlatemakerApp, database: Database, settings: TaskSettings) -> None:
+    def __init__(self, app: PlatemakerApp, place: "Workplace") -> None:
         self._app = app
-        self._database = database
-        self._settings = settings
+        self._place = place
+        self._database = place.database
+        self._settings = place.settings
+        self._swept_at: float | None = None
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="upkeep", daemon=True)
 
@@ -77,6 +89,18 @@ class Upkeep:
         if recovered:
             logger.warning("items put back", extra={"count": recovered})
         kick_waiting(self._app, self._database, self._settings)
+        self._end_lifetimes()
+
+    def _end_lifetimes(self) -> None:
+        with self._database.writing() as session:
+            expired = expire(session, self._place.lifetimes, now=utc_now())
+        if expired:
+            logger.info("snapshots expired", extra={"count": expired})
+        if self._swept_at is None or time.monotonic() - self._swept_at >= SWEEP_PAUSE_S:
+            # Noted before: a sweep that fails waits for its next turn too.
+            self._swept_at = time.monotonic()
+            swept = sweep(self._database, self._place.store, self._place.lifetimes, now=utc_now())
+            logger.info("swept", extra=asdict(swept))
 
     def _run(self) -> None:
         while not self._stopped.wait(self._settings.upkeep_s):

@@ -18,7 +18,7 @@ def serve(app: PlatemakerApp, place: Workplace, pool: Pool, *, log_level: str) -
     A thread pool of one leaves the main thread free to answer pings; forking would break a loaded model.
     """
     app.workplace = place
-    upkeep = Upkeep(app, place.database, place.settings)
+    upkeep = Upkeep(app, place)
     upkeep.start()
     try:
         app.worker_main(
@@ -54,7 +54,7 @@ def embedded(app: PlatemakerApp, place: Workplace) -> Iterator[None]:
     )
     thread = threading.Thread(target=worker.start, name="worker", daemon=True)
     thread.start()
-    upkeep = Upkeep(app, place.database, place.settings)
+    upkeep = Upkeep(app, place)
     upkeep.start()
     try:
         yield

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from kernels.settings import KernelSettings
 from storage.database import Database
 from storage.objects import ObjectStore, open_store
+from storage.retention import Lifetimes
 from storage.settings import StorageSettings
 from tasks.engine import Engine
 from tasks.heartbeat import Heartbeat
@@ -22,6 +23,7 @@ class Workplace:
     store: ObjectStore
     engine: Engine
     settings: TaskSettings
+    lifetimes: Lifetimes
     heartbeat: Heartbeat = field(init=False)
 
     def __post_init__(self) -> None:
@@ -29,7 +31,7 @@ class Workplace:
 
     @classmethod
     def open(cls, storage: StorageSettings, kernel: KernelSettings, task: TaskSettings) -> "Workplace":
-        return cls(Database(storage), open_store(storage), Engine(kernel), task)
+        return cls(Database(storage), open_store(storage), Engine(kernel), task, Lifetimes.of(storage))
 
     @property
     def worker_name(self) -> str:

@@ -1,11 +1,11 @@
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from storage.objects.base import ObjectStore, check_key
+from storage.objects.base import ObjectStore, StoredObject, check_key
 from storage.objects.folder import FolderStore
 from storage.settings import StorageSettings
 
-__all__ = ["FolderStore", "ObjectStore", "check_key", "open_store"]
+__all__ = ["FolderStore", "ObjectStore", "StoredObject", "check_key", "open_store"]
 
 
 def open_store(settings: StorageSettings) -> ObjectStore:

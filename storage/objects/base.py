@@ -1,6 +1,7 @@
 import re
 from collections.abc import Iterator
-from typing import Protocol
+from datetime import datetime
+from typing import NamedTuple, Protocol
 
 # A leading dot is kept for the stores' own files. 200 and 800 leave room below the limits of file names (255)
 # and of S3 keys (1024) for temporary names and a bucket prefix.
@@ -26,6 +27,14 @@ def check_prefix(prefix: str) -> str:
     return prefix
 
 
+class StoredObject(NamedTuple):
+    """An object as a listing shows it. `modified_at` is aware UTC, by the store's own clock."""
+
+    key: str
+    size_bytes: int
+    modified_at: datetime
+
+
 class ObjectStore(Protocol):
     """Whole objects under names. Safe to use from several threads, and in a child after a fork.
 
@@ -47,6 +56,9 @@ class ObjectStore(Protocol):
 
     def keys(self, prefix: str = "") -> Iterator[str]:
         """Keys that begin with this text, in no promised order."""
+
+    def entries(self, prefix: str = "") -> Iterator[StoredObject]:
+        """The same objects as `keys`, with size and time of the last put."""
 
     def sweep(self, older_than_s: float) -> int:
         """Remove what interrupted puts left behind this many seconds ago or earlier; returns how many."""

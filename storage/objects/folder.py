@@ -5,11 +5,12 @@ import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import NoReturn
 
 from storage.errors import ObjectMissing, ObjectStoreError, StoreDenied, StoreFull, StoreUnavailable
-from storage.objects.base import check_key, check_prefix, is_key
+from storage.objects.base import StoredObject, check_key, check_prefix, is_key
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG}
 _DENIED = {errno.EACCES, errno.EPERM}
@@ -71,6 +72,15 @@ class FolderStore:
                     key = (Path(folder) / name).relative_to(self._root).as_posix()
                     if key.startswith(prefix):
                         yield key
+
+    def entries(self, prefix: str = "") -> Iterator[StoredObject]:
+        for key in self.keys(prefix):
+            with self._translated():
+                try:
+                    found = (self._root / key).stat()
+                except FileNotFoundError:  # deleted since it was listed
+                    continue
+            yield StoredObject(key, found.st_size, datetime.fromtimestamp(found.st_mtime, UTC))
 
     def sweep(self, older_than_s: float) -> int:
         num_swept = 0

@@ -24,7 +24,7 @@ from storage.errors import (
     StoreFull,
     StoreUnavailable,
 )
-from storage.objects.base import check_key, check_prefix, is_key
+from storage.objects.base import StoredObject, check_key, check_prefix, is_key
 from storage.settings import StorageSettings
 
 # Larger objects travel in parts of this size, several at a time. S3 wants at least 5 MiB.
@@ -109,6 +109,10 @@ class S3Store:
             self._connection().client.delete_object(**where)
 
     def keys(self, prefix: str = "") -> Iterator[str]:
+        for found in self.entries(prefix):
+            yield found.key
+
+    def entries(self, prefix: str = "") -> Iterator[StoredObject]:
         begin = self._prefix + check_prefix(prefix)
         with self._translated():
             pages = self._connection().client.get_paginator("list_objects_v2")
@@ -116,7 +120,7 @@ class S3Store:
                 for found in page.get("Contents", ()):
                     key = found["Key"].removeprefix(self._prefix)
                     if is_key(key):
-                        yield key
+                        yield StoredObject(key, found["Size"], found["LastModified"].astimezone(UTC))
 
     def sweep(self, older_than_s: float) -> int:
         client = self._connection().client

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load, save
 
+from kernels.codecs import decode_chunk, encode_chunk
 from kernels.errors import ChunkMismatch
 from kernels.kv import PrefixKV
-from kernels.kv_codec import decode_chunk, encode_chunk
 
 LAYERS, HEADS, TOKENS = 3, 2, 10
 # SHA-256 of the encoding of fixed_kv's tokens 1 to 5. Stored snapshots depend on it: a change needs a new format.
@@ -36,11 +36,11 @@ def fixed_kv(dtype: str) -> PrefixKV:
 
 @pytest.fixture
 def chunk() -> bytes:
-    return encode_chunk(fixed_kv("float32"), 0, 4)
+    return encode_chunk(fixed_kv("float32"), 0, 4, "none")
 
 
 def decode_into_fresh(data: bytes) -> None:
-    decode_chunk(data, PrefixKV(TOKENS), 0, 4, dtype="float32", device="cpu")
+    decode_chunk(data, PrefixKV(TOKENS), 0, 4, codec="none", dtype="float32", device="cpu")
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -52,7 +52,9 @@ def test_chunks_come_back_bit_by_bit(dtype: str, generator: torch.Generator) -> 
 
     loaded = PrefixKV(TOKENS)
     for start, stop in ((0, 4), (4, 8), (8, 10)):
-        decode_chunk(encode_chunk(kv, start, stop), loaded, start, stop, dtype=dtype, device="cpu")
+        decode_chunk(
+            encode_chunk(kv, start, stop, "none"), loaded, start, stop, codec="none", dtype=dtype, device="cpu"
+        )
 
     assert loaded.num_layers == LAYERS
     for layer in range(LAYERS):
@@ -62,7 +64,7 @@ def test_chunks_come_back_bit_by_bit(dtype: str, generator: torch.Generator) -> 
 
 @pytest.mark.parametrize("dtype", GOLDEN)
 def test_the_bytes_of_a_chunk_never_change(dtype: str) -> None:
-    data = encode_chunk(fixed_kv(dtype), 1, 6)
+    data = encode_chunk(fixed_kv(dtype), 1, 6, "none")
 
     assert hashlib.sha256(data).hexdigest() == GOLDEN[dtype]
 
@@ -70,7 +72,7 @@ def test_the_bytes_of_a_chunk_never_change(dtype: str) -> None:
 def test_a_chunk_has_the_documented_layout() -> None:
     kv = fixed_kv("bfloat16")
 
-    tensors = load(encode_chunk(kv, 2, 5))
+    tensors = load(encode_chunk(kv, 2, 5, "none"))
 
     assert set(tensors) == {f"{part}.{layer}" for part in "kv" for layer in range(LAYERS)}
     for layer in range(LAYERS):
@@ -82,7 +84,7 @@ def test_the_tokens_around_a_chunk_are_left_alone(chunk: bytes) -> None:
     kv = fixed_kv("float32")
     before = {layer: tensor.clone() for layer, tensor in kv.keys.items()}
 
-    decode_chunk(chunk, kv, 3, 7, dtype="float32", device="cpu")
+    decode_chunk(chunk, kv, 3, 7, codec="none", dtype="float32", device="cpu")
 
     for layer, old in before.items():
         assert torch.equal(kv.keys[layer][:, 3:7], old[:, :4])
@@ -92,12 +94,12 @@ def test_the_tokens_around_a_chunk_are_left_alone(chunk: bytes) -> None:
 
 def test_another_dtype_is_refused() -> None:
     with pytest.raises(ChunkMismatch, match="bfloat16, not float32"):
-        decode_into_fresh(encode_chunk(fixed_kv("bfloat16"), 0, 4))
+        decode_into_fresh(encode_chunk(fixed_kv("bfloat16"), 0, 4, "none"))
 
 
 def test_another_number_of_tokens_is_refused() -> None:
     with pytest.raises(ChunkMismatch, match="not 4 tokens"):
-        decode_into_fresh(encode_chunk(fixed_kv("float32"), 0, 5))
+        decode_into_fresh(encode_chunk(fixed_kv("float32"), 0, 5, "none"))
 
 
 @pytest.mark.parametrize("lost", ["k.0", "v.1", "k.2"])
@@ -118,20 +120,22 @@ def test_a_chunk_without_a_layer_in_the_middle_is_refused(chunk: bytes) -> None:
 
 def test_a_chunk_with_other_layers_than_the_chunk_before_is_refused(chunk: bytes) -> None:
     kv = PrefixKV(TOKENS)
-    decode_chunk(chunk, kv, 0, 4, dtype="float32", device="cpu")
+    decode_chunk(chunk, kv, 0, 4, codec="none", dtype="float32", device="cpu")
     fewer = {name: tensor for name, tensor in load(chunk).items() if not name.endswith(".2")}
 
     with pytest.raises(ChunkMismatch):
-        decode_chunk(save(fewer), kv, 4, 8, dtype="float32", device="cpu")
+        decode_chunk(save(fewer), kv, 4, 8, codec="none", dtype="float32", device="cpu")
 
 
 @pytest.mark.parametrize("shape", [(1, 4, 8), (2, 4, 1), (3, 4, 8), (2, 4, 16)])
 def test_a_chunk_of_other_heads_than_the_chunk_before_is_refused(chunk: bytes, shape: tuple[int, ...]) -> None:
     kv = PrefixKV(TOKENS)
-    decode_chunk(chunk, kv, 0, 4, dtype="float32", device="cpu")
+    decode_chunk(chunk, kv, 0, 4, codec="none", dtype="float32", device="cpu")
 
     with pytest.raises(ChunkMismatch):
-        decode_chunk(save(load(chunk) | {"k.1": torch.zeros(shape)}), kv, 4, 8, dtype="float32", device="cpu")
+        decode_chunk(
+            save(load(chunk) | {"k.1": torch.zeros(shape)}), kv, 4, 8, codec="none", dtype="float32", device="cpu"
+        )
 
 
 def test_a_refused_chunk_changes_nothing(chunk: bytes) -> None:
@@ -139,7 +143,9 @@ def test_a_refused_chunk_changes_nothing(chunk: bytes) -> None:
     before = {layer: tensor.clone() for layer, tensor in kv.keys.items()}
 
     with pytest.raises(ChunkMismatch):
-        decode_chunk(save(load(chunk) | {"v.2": torch.ones(2, 3, 4)}), kv, 4, 8, dtype="float32", device="cpu")
+        decode_chunk(
+            save(load(chunk) | {"v.2": torch.ones(2, 3, 4)}), kv, 4, 8, codec="none", dtype="float32", device="cpu"
+        )
 
     assert all(torch.equal(kv.keys[layer], old) for layer, old in before.items())
 
@@ -183,7 +189,7 @@ def test_random_bytes_are_refused(data: bytes) -> None:
 @settings(max_examples=300, deadline=None, database=None)
 def test_a_damaged_header_is_refused_or_harmless(data: st.DataObject) -> None:
     """Whatever the header says after the damage: a ChunkMismatch, or tensors of the expected shape and type."""
-    chunk = bytearray(encode_chunk(fixed_kv("float32"), 0, 4))
+    chunk = bytearray(encode_chunk(fixed_kv("float32"), 0, 4, "none"))
     header_end = 8 + int.from_bytes(chunk[:8], "little")
     for _ in range(data.draw(st.integers(1, 3))):
         chunk[data.draw(st.integers(0, header_end - 1))] = data.draw(

@@ -41,10 +41,10 @@ from transformers import (
 
 from kernels import steps
 from kernels.architecture import check_architecture, read_config
+from kernels.codecs import decode_chunk, encode_chunk
 from kernels.decode import Decoder, DecodeRequest
 from kernels.errors import ModelUnsupported
 from kernels.kv import PrefixKV, SuffixKV
-from kernels.kv_codec import decode_chunk, encode_chunk
 from kernels.model import LanguageModel, check_split, load_model, prepare_model
 from kernels.prefill import prefill
 from kernels.sampling import GenerationParams
@@ -240,12 +240,12 @@ def test_an_answer_is_the_same_from_stored_chunks(case: Case) -> None:
         case.model,
         case.prefix,
         chunk_tokens=64,
-        on_chunk=lambda kv, start, stop: stored.append((start, stop, encode_chunk(kv, start, stop))),
+        on_chunk=lambda kv, start, stop: stored.append((start, stop, encode_chunk(kv, start, stop, "none"))),
     )
 
     loaded = PrefixKV(length)
     for start, stop, data in stored:
-        decode_chunk(data, loaded, start, stop, dtype="float32", device="cpu")
+        decode_chunk(data, loaded, start, stop, codec="none", dtype="float32", device="cpu")
     loaded.length = length
 
     assert case.answer(loaded, range(5)) == dict(enumerate(case.answers))
@@ -254,7 +254,7 @@ def test_an_answer_is_the_same_from_stored_chunks(case: Case) -> None:
 def test_prefill_goes_on_behind_chunks_that_exist_already(case: Case) -> None:
     whole = case.read(64)
     half = PrefixKV(len(case.prefix))
-    decode_chunk(encode_chunk(whole, 0, 64), half, 0, 64, dtype="float32", device="cpu")
+    decode_chunk(encode_chunk(whole, 0, 64, "none"), half, 0, 64, codec="none", dtype="float32", device="cpu")
     half.length = 64
 
     result = prefill(case.model, case.prefix, chunk_tokens=64, kv=half)

@@ -18,6 +18,8 @@ ARGUMENTS = {
     "BucketMissing": (("contracts",), {}),
     "SnapshotMissing": (("7",), {}),
     "SnapshotCorrupt": (("chunks/a",), {"expected": "4 bytes", "actual": "3 bytes"}),
+    "SnapshotInUse": ((7,), {}),
+    "ArchiveRefused": (("night.tar", "it holds no manifest"), {}),
     "JobMissing": (("0123456789ab",), {}),
     "DocumentUnknown": (("d" * 64,), {}),
 }

@@ -22,7 +22,7 @@ import migrations
 from pipeline.local_servers import Postgres
 from storage.database import Database
 from storage.errors import DatabaseUnavailable, SchemaError
-from storage.schema import SCHEMA_HEAD, Base, JobRow
+from storage.schema import SCHEMA_HEAD, Base, JobRow, SnapshotRow
 from storage.settings import StorageSettings
 from tests.storage.conftest import Server
 from tests.storage.made_rows import race, submit
@@ -96,6 +96,25 @@ def test_upgrading_again_keeps_every_row(empty_database: Database) -> None:
     empty_database.check_schema()
     with empty_database.reading() as session:
         assert session.scalars(select(JobRow.job_id)).all() == [job_id]
+
+
+def test_snapshots_of_the_first_version_live_on_without_a_pin(empty_database: Database) -> None:
+    empty_database.upgrade("0001")
+    columns = "tenant, document_id, fingerprint, fields, state, fence, attempts, num_tokens, done_tokens"
+    with empty_database.writing() as session:
+        session.execute(
+            text(
+                f"INSERT INTO snapshots ({columns}, computed_tokens, size_bytes, created_at, ready_at) VALUES"
+                " ('acme', 'd', 'f', '{}', 'ready', 1, 0, 8, 8, 8, 200, '2026-11-03 21:00:00.000000',"
+                " '2026-11-03 21:00:00.000000')"
+            )
+        )
+
+    empty_database.upgrade()
+
+    with empty_database.reading() as session:
+        row = session.scalars(select(SnapshotRow)).one()
+    assert (row.state, row.pinned, row.expires_at, row.claimed_at) == ("ready", False, None, None)
 
 
 def test_upgrades_that_race_make_one_schema(empty_database: Database) -> None:

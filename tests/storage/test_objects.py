@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +139,19 @@ def test_keys_are_listed_beyond_one_page(store: ObjectStore) -> None:
         list(pool.map(lambda key: store.put(key, b""), keys))
 
     assert sorted(store.keys("many/")) == sorted(keys)
+
+
+def test_a_listing_tells_size_and_time_of_the_last_put(store: ObjectStore) -> None:
+    before = datetime.now(UTC) - timedelta(seconds=2)  # a server may round to seconds
+    store.put("chunks/a", b"four")
+    store.put("chunks/b", b"")
+    store.put("other", b"1")
+
+    found = {entry.key: entry for entry in store.entries("chunks/")}
+
+    assert {key: entry.size_bytes for key, entry in found.items()} == {"chunks/a": 4, "chunks/b": 0}
+    for entry in found.values():
+        assert before <= entry.modified_at <= datetime.now(UTC) + timedelta(seconds=2)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,143 @@
+"""One chunk is one safetensors file, whatever its codec.
+
+The layout is canonical and rank-free: `k.<layer>` and `v.<layer>`, each [kv_heads, tokens, head_dim] in the compute
+dtype. `none` stores these tensors and nothing else. The other codecs store parts, `k.<layer>.<part>`, and a header:
+one entry `platemaker` of the file's metadata, JSON with codec, dtype and the shape of each tensor.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import get_args
+
+import torch
+from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from kernels.codecs.base import Codec, Kind, Raw
+from kernels.codecs.fp8 import Fp8
+from kernels.codecs.int4 import Int4
+from kernels.codecs.int8 import Int8
+from kernels.codecs.none import Plain
+from kernels.codecs.shuffle_zstd import ShuffleZstd
+from kernels.errors import ChunkMismatch
+from kernels.kv import PrefixKV
+
+LAYOUT = "layer-heads-tokens-dim"
+CODECS: dict[str, Codec] = {codec.name: codec for codec in (Plain(), ShuffleZstd(), Int8(), Int4(), Fp8())}
+METADATA = "platemaker"  # one entry: safetensors writes several in any order, and equal KV must give equal bytes
+MAX_TOKEN_BYTES = 16 << 20  # the largest models of today need a third of it in float32
+
+
+class Header(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    codec: str
+    dtype: str
+    shapes: dict[str, tuple[PositiveInt, PositiveInt, PositiveInt]]
+
+
+def encode_chunk(kv: PrefixKV, start: int, stop: int, codec: str) -> bytes:
+    """The tokens [start, stop) of every layer; equal KV gives equal bytes.
+
+    Raises:
+        NonFiniteKV: a lossy codec met NaN or infinity.
+    """
+    parts: dict[str, Tensor] = {}
+    shapes: dict[str, tuple[int, int, int]] = {}
+    dtype = ""
+    for layer in sorted(kv.keys):
+        for kind, held in _kinds(kv):
+            tensor = held[layer][:, start:stop].contiguous()
+            name = f"{kind}.{layer}"
+            dtype = _name(tensor.dtype)
+            heads, tokens, dim = tensor.shape
+            shapes[name] = (heads, tokens, dim)
+            for part, stored in CODECS[codec].encode(kind, tensor).items():
+                parts[f"{name}.{part}" if part else name] = stored.contiguous()
+    header = Header(codec=codec, dtype=dtype, shapes=shapes)
+    data: bytes = save(parts, None if codec == Plain.name else {METADATA: header.model_dump_json()})
+    return data
+
+
+def decode_chunk(data: bytes, kv: PrefixKV, start: int, stop: int, *, codec: str, dtype: str, device: str) -> None:
+    """Writes a chunk's tensors at [start, stop) of `kv`, or none of them.
+
+    Raises:
+        ChunkMismatch: not a chunk, or of another codec, shape or dtype than asked for or than what `kv` holds already.
+    """
+    try:
+        stored = load(data)
+    except (SafetensorError, KeyError) as exc:  # KeyError: a dtype that safetensors knows and torch does not
+        raise ChunkMismatch("it is not a safetensors file") from exc
+    header = _read_header(data)
+    found = Plain.name if header is None else header.codec
+    if found != codec or codec not in CODECS:
+        raise ChunkMismatch(f"its codec is {found}, not {codec}" if found != codec else f"{codec} is no known codec")
+    if header is None:
+        claimed = {name: (_name(tensor.dtype), tuple(tensor.shape)) for name, tensor in stored.items()}
+    else:
+        claimed = {name: (header.dtype, shape) for name, shape in header.shapes.items()}
+    raws = _check(claimed, kv, stop - start, dtype)
+    if header is not None and sum(raw.size_bytes for raw in raws.values()) > MAX_TOKEN_BYTES * (stop - start):
+        raise ChunkMismatch("it claims more numbers a token than any model has")
+    parts = _group(stored, raws)
+    tensors = {
+        (kind, layer): CODECS[codec].decode(kind, parts[f"{kind}.{layer}"], raws[f"{kind}.{layer}"], device)
+        for layer in range(len(raws) // 2)
+        for kind in get_args(Kind)
+    }
+    for layer in range(len(raws) // 2):
+        kv.write(layer, start, tensors["k", layer], tensors["v", layer])
+
+
+def _read_header(data: bytes) -> Header | None:
+    """None: there is none, as in every chunk of the codec `none`."""
+    size = int.from_bytes(data[:8], "little")
+    try:
+        metadata = json.loads(data[8 : 8 + size]).get("__metadata__") or {}
+        return Header.model_validate_json(metadata[METADATA]) if METADATA in metadata else None
+    except (ValueError, ValidationError) as exc:
+        raise ChunkMismatch("its header is damaged") from exc
+
+
+def _check(claimed: Mapping[str, tuple[str, tuple[int, ...]]], kv: PrefixKV, tokens: int, dtype: str) -> dict[str, Raw]:
+    """What each tensor has to be, if what the chunk says of itself fits."""
+    num_layers, odd = divmod(len(claimed), 2)
+    names = {f"{kind}.{layer}" for kind in get_args(Kind) for layer in range(num_layers)}
+    held = {f"{kind}.{layer}": tensor for kind, part in _kinds(kv) for layer, tensor in part.items()}
+    if odd or not claimed or names != claimed.keys() or (held and names != held.keys()):
+        raise ChunkMismatch("its layers are not complete")
+    raws = {}
+    for name, (its_dtype, shape) in claimed.items():
+        if its_dtype != dtype:
+            raise ChunkMismatch(f"its numbers are {its_dtype}, not {dtype}")
+        if len(shape) != 3 or shape[1] != tokens:
+            raise ChunkMismatch(f"{name} holds {shape}, not {tokens} tokens")
+        raws[name] = Raw((shape[0], shape[1], shape[2]), getattr(torch, dtype))
+    for name, tensor in held.items():
+        heads, _, dim = tensor.shape
+        if raws[name].shape != (heads, tokens, dim):  # would be broadcast, or fail halfway
+            raise ChunkMismatch(f"{name} holds {raws[name].shape}, the chunks before it {heads} heads of {dim}")
+    return raws
+
+
+def _group(stored: Mapping[str, Tensor], raws: Mapping[str, Raw]) -> dict[str, dict[str, Tensor]]:
+    """Each tensor's parts, by the tensor's name."""
+    groups: dict[str, dict[str, Tensor]] = {name: {} for name in raws}
+    for full, tensor in stored.items():
+        kind, _, rest = full.partition(".")
+        layer, _, part = rest.partition(".")
+        if f"{kind}.{layer}" not in groups:
+            raise ChunkMismatch(f"{full} belongs to no layer of it")
+        groups[f"{kind}.{layer}"][part] = tensor
+    return groups
+
+
+def _kinds(kv: PrefixKV) -> tuple[tuple[Kind, dict[int, Tensor]], ...]:
+    return ("k", kv.keys), ("v", kv.values)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

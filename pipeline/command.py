@@ -1,0 +1,33 @@
+"""What the commands share. Imports inside, as in `cli`."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from pipeline.settings import PipelineSettings
+    from storage.database import Database
+    from storage.objects import ObjectStore
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+
+
+@contextmanager
+def opened() -> "Iterator[tuple[Database, ObjectStore, PipelineSettings]]":
+    """Database, store and settings of a command that looks at what is there."""
+    from pipeline.settings import PipelineSettings
+    from storage.database import Database
+    from storage.objects import open_store
+    from storage.settings import StorageSettings
+
+    storage = StorageSettings()
+    database = Database(storage)
+    try:
+        database.check_schema()
+        store = open_store(storage)
+        yield database, store, PipelineSettings()
+        store.close()
+    finally:
+        database.close()

@@ -1,0 +1,108 @@
+"""What workers do for the lifetimes of snapshots: lease while they answer, expire and sweep in their upkeep."""
+
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+
+import pytest
+from sqlalchemy import select, update
+
+import tasks.decode
+import tasks.upkeep
+from kernels.kv import PrefixKV
+from pipeline.submit import Submission
+from storage.database import utc_now
+from storage.leases import live_leases, take_lease
+from storage.schema import DocumentRow, SnapshotLeaseRow, SnapshotRow, SnapshotState
+from storage.snapshots import get_snapshot
+from tasks.app import app
+from tasks.decode import answer_waiting, load_prefix
+from tasks.prefill import prepare_snapshot
+from tasks.upkeep import Upkeep
+from tasks.workplace import Workplace
+from tests.tasks.conftest import TEXT
+
+TENANT = "default"
+
+
+@pytest.fixture
+def row(place: Workplace, submit_texts: Callable[..., Submission]) -> SnapshotRow:
+    """A ready snapshot with one question that waits for it."""
+    submit_texts(place, TEXT[:200], questions=1)
+    with place.database.reading() as session:
+        document_id = session.scalars(select(DocumentRow.document_id)).one()
+    snapshot_id = prepare_snapshot(place, TENANT, document_id)
+    assert snapshot_id is not None
+    return look(place, snapshot_id)
+
+
+def look(place: Workplace, snapshot_id: int) -> SnapshotRow:
+    with place.database.reading() as session:
+        return get_snapshot(session, snapshot_id)
+
+
+@pytest.fixture
+def upkeep(place: Workplace, monkeypatch: pytest.MonkeyPatch) -> Iterator[Upkeep]:
+    monkeypatch.setattr(tasks.upkeep, "kick_waiting", lambda *_: 0)
+    yield Upkeep(app, place)
+
+
+def test_a_snapshot_is_leased_while_it_is_read_and_not_longer(
+    place: Workplace, row: SnapshotRow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+
+    def load(place: Workplace, row: SnapshotRow) -> PrefixKV:
+        with place.database.reading() as session:
+            seen.extend(live_leases(session, row.snapshot_id, now=utc_now()))
+        return load_prefix(place, row)
+
+    monkeypatch.setattr(tasks.decode, "load_prefix", load)
+    before = utc_now()
+
+    assert answer_waiting(place, row)
+
+    assert len(seen) == 1
+    with place.database.reading() as session:
+        assert session.scalars(select(SnapshotLeaseRow)).all() == []
+    expires_at = look(place, row.snapshot_id).expires_at
+    assert expires_at is not None
+    assert expires_at >= before + timedelta(seconds=place.lifetimes.ttl_s)
+
+
+def test_a_snapshot_that_has_expired_meanwhile_is_not_read(place: Workplace, row: SnapshotRow) -> None:
+    with place.database.writing() as session:
+        session.execute(update(SnapshotRow).values(state=SnapshotState.EXPIRED))
+
+    assert not answer_waiting(place, row)
+
+    with place.database.reading() as session:
+        assert session.scalars(select(SnapshotLeaseRow)).all() == []
+
+
+def test_the_heartbeat_renews_leases(place: Workplace, row: SnapshotRow) -> None:
+    with place.database.writing() as session:
+        take_lease(session, row.snapshot_id, owner="w1", now=utc_now(), lease_s=0.01, ttl_s=60)
+
+    place.heartbeat._beat("w1")
+
+    with place.database.reading() as session:
+        (lease,) = live_leases(session, row.snapshot_id, now=utc_now())
+    assert lease.expires_at > utc_now() + timedelta(seconds=20)
+
+
+def test_upkeep_expires_each_round_and_sweeps_seldom(
+    place: Workplace, row: SnapshotRow, upkeep: Upkeep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert answer_waiting(place, row)
+    upkeep.once()
+    assert look(place, row.snapshot_id).state == SnapshotState.READY
+    with place.database.writing() as session:
+        session.execute(update(SnapshotRow).values(expires_at=utc_now() - timedelta(seconds=1)))
+
+    upkeep.once()
+    assert look(place, row.snapshot_id).state == SnapshotState.EXPIRED
+    assert look(place, row.snapshot_id).manifest_sha256 is not None
+
+    monkeypatch.setattr(tasks.upkeep, "SWEEP_PAUSE_S", 0.0)
+    upkeep.once()
+    assert look(place, row.snapshot_id).manifest_sha256 is None
