@@ -16,6 +16,7 @@ from storage.schema import SCHEMA_HEAD
 from storage.settings import StorageSettings
 
 BUSY_TIMEOUT_S = 30
+ANSWER_TIMEOUT_S = 60  # for connecting and for each statement; a migration of large tables needs some time
 UPGRADE_LOCK = 0x706C6174  # any number that nobody else locks in this database
 SCHEMA_CODES = ("42P01", "42703")  # no such table, no such column
 # Refused or lost connections, no such database, conflicts with another transaction, out of resources, shutting down
@@ -151,7 +152,7 @@ def _server_engine(url: str) -> Engine:
         pool_pre_ping=True,
         pool_size=5,
         max_overflow=10,
-        connect_args={"timeout": 10},
+        connect_args={"timeout": ANSWER_TIMEOUT_S},
         hide_parameters=True,
     )
 

@@ -3,6 +3,8 @@
 import logging
 from collections.abc import Iterator
 
+from sqlalchemy.orm import Session
+
 from kernels.decode import Decoder, DecodeRequest, DecodeResult
 from kernels.errors import ChunkMismatch
 from kernels.kv import PrefixKV
@@ -21,7 +23,7 @@ from storage.items import (
     release_items,
 )
 from storage.schema import SnapshotRow, SnapshotState
-from storage.snapshots import get_chunks, get_manifest, get_snapshot, quarantine
+from storage.snapshots import get_chunks, get_manifest, get_snapshot, note_used, quarantine
 from tasks.app import app
 from tasks.workplace import Workplace
 
@@ -56,6 +58,8 @@ def answer_waiting(place: Workplace, row: SnapshotRow) -> bool:
             with place.database.writing() as session:
                 quarantine(session, row.snapshot_id, str(exc))
             return False
+        with place.database.writing() as session:
+            note_used(session, row.snapshot_id, utc_now())
         owner = place.new_owner()
         with place.heartbeat.holding(owner):
             try:
@@ -103,7 +107,7 @@ def _answer(place: Workplace, row: SnapshotRow, prefix: PrefixKV, owner: str) ->
 
 
 def _claim(place: Workplace, row: SnapshotRow, owner: str) -> list[OpenItem]:
-    with place.database.writing() as session:
+    def claim(session: Session) -> list[OpenItem]:
         return claim_items(
             session,
             tenant=row.tenant,
@@ -115,10 +119,13 @@ def _claim(place: Workplace, row: SnapshotRow, owner: str) -> list[OpenItem]:
             lease_s=place.settings.lease_s,
         )
 
+    return place.database.retrying(claim)
+
 
 def _commit(place: Workplace, row: SnapshotRow, prefix: PrefixKV, owner: str, result: DecodeResult) -> None:
     """Writes one finished answer; dropped in silence where the item has meanwhile passed to another worker."""
-    with place.database.writing() as session:
+
+    def commit(session: Session) -> None:
         now = utc_now()
         if result.error is not None:
             fail_item(session, result.key, owner=owner, code="decode_failed", error=str(result.error), now=now)
@@ -137,3 +144,5 @@ def _commit(place: Workplace, row: SnapshotRow, prefix: PrefixKV, owner: str, re
                 worker=place.worker_name,
             )
             answer_item(session, result.key, owner=owner, answer=answer, now=now)
+
+    place.database.retrying(commit)

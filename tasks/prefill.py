@@ -58,7 +58,7 @@ def prepare_snapshot(place: Workplace, tenant: str, document_id: str) -> int | N
             now = utc_now()
             row = find_or_create(session, fingerprint, num_tokens=len(ids), now=now)
             if row.state == SnapshotState.READY:
-                note_readings(session, row, computed_tokens=0, prefill_s=0.0, now=now)
+                note_readings(session, row, model=engine.name, computed_tokens=0, prefill_s=0.0, now=now)
                 return row.snapshot_id
             claim = claim_writing(session, row.snapshot_id, owner=owner, now=now, lease_s=place.settings.lease_s)
         if claim is None:
@@ -196,7 +196,14 @@ def _publish(
             now=now,
         )
         if published:
-            note_readings(session, row, computed_tokens=done.computed_tokens, prefill_s=done.prefill_s, now=now)
+            note_readings(
+                session,
+                row,
+                model=place.engine.name,
+                computed_tokens=done.computed_tokens,
+                prefill_s=done.prefill_s,
+                now=now,
+            )
     return row.snapshot_id if published else None
 
 

@@ -3,6 +3,7 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr, ValidationError
 
+from storage.errors import SettingsError
 from storage.settings import StorageSettings
 
 
@@ -48,7 +49,7 @@ def test_the_file_in_the_working_directory_is_read(tmp_path: Path, monkeypatch: 
 
 
 def test_a_named_file_that_is_not_there_stops_the_start(config_file: Path) -> None:
-    with pytest.raises(ValueError, match="PLATEMAKER_CONFIG"):
+    with pytest.raises(SettingsError, match="PLATEMAKER_CONFIG"):
         StorageSettings()
 
 
