@@ -34,6 +34,7 @@ logger = logging.getLogger(__name__)
 def decode_snapshot(snapshot_id: int) -> None:
     """Answers every queued question of the snapshot's document. Idempotent: what is answered is not asked again."""
     place = app.require_workplace()
+    place.leave_if_stopping()
     with place.database.reading() as session:
         row = get_snapshot(session, snapshot_id)
         waiting = queued_items(session, tenant=row.tenant, document_id=row.document_id, model=place.engine.name)
@@ -102,7 +103,11 @@ def _answer(place: Workplace, row: SnapshotRow, prefix: PrefixKV, owner: str) ->
                 params = GenerationParams(**{**item.params, "stop": tuple(item.params.get("stop", ()))})
                 yield DecodeRequest(item.item_id, engine.prompter.question_ids(item.question), params)
 
-    for result in decoder.run(requests(), lambda item_id: place.heartbeat.is_cancelled(owner, item_id)):
+    def is_cancelled(item_id: int) -> bool:
+        place.leave_if_stopping()
+        return place.heartbeat.is_cancelled(owner, item_id)
+
+    for result in decoder.run(requests(), is_cancelled):
         _commit(place, row, prefix, owner, result)
 
 

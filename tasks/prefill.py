@@ -40,6 +40,7 @@ CHUNKS_IN_FLIGHT = 2
 def prefill_document(tenant: str, document_id: str) -> None:
     """Makes sure the document's snapshot is ready for the items that wait for it, then calls decode. Idempotent."""
     place = app.require_workplace()
+    place.leave_if_stopping()
     snapshot_id = prepare_snapshot(place, tenant, document_id)
     if snapshot_id is not None:
         app.send_task("platemaker.decode", args=[snapshot_id])
@@ -111,6 +112,7 @@ def _write(place: Workplace, row: SnapshotRow, claim: WriteClaim, ids: list[int]
         storing: dict[int, Future[ChunkEntry]] = {}
 
         def store_chunk(kv: PrefixKV, start: int, stop: int) -> None:
+            place.leave_if_stopping()
             index = start // size
             if index not in entries:
                 storing[index] = pool.submit(_put_chunk, place, row.tenant, keys[index], kv, start, stop)
