@@ -69,7 +69,7 @@ class Decoder:
         self, requests: Iterable[DecodeRequest], is_cancelled: Callable[[int], bool] = lambda _key: False
     ) -> Iterator[DecodeResult]:
         """Yields each answer as it finishes. `requests` is drawn from only when there is room in the batch, and
-        `is_cancelled(key)` is asked before every step.
+        `is_cancelled(key)` is asked of those under way before every step.
 
         A question that does not fit the context yields an error result and stops no other.
         """

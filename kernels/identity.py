@@ -12,12 +12,16 @@ from kernels.errors import ModelIncomplete
 from kernels.settings import user_cache_dir
 
 TOKENIZER_FILES = (
+    "added_tokens.json",
+    "merges.txt",
+    "special_tokens_map.json",
+    "spiece.model",
+    "tekken.json",
     "tokenizer.json",
     "tokenizer.model",
     "tokenizer_config.json",
     "vocab.json",
-    "merges.txt",
-    "special_tokens_map.json",
+    "vocab.txt",
 )
 
 

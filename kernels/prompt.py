@@ -114,7 +114,10 @@ class Prompter:
         found = {self.tokenizer.eos_token_id}
         config = folder / "generation_config.json"
         if config.exists():
-            eos = json.loads(config.read_text("utf-8")).get("eos_token_id")
+            try:
+                eos = json.loads(config.read_text("utf-8")).get("eos_token_id")
+            except ValueError as exc:
+                raise ModelIncomplete(str(folder), "generation_config.json is not valid JSON") from exc
             found |= set(eos) if isinstance(eos, list) else {eos}
         for name in ("<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|end|>"):
             token = self.tokenizer.convert_tokens_to_ids(name)

@@ -6,6 +6,7 @@ loaded by the commands that use them.
 
 import json
 import logging
+import os
 import sys
 import traceback
 from enum import StrEnum
@@ -173,7 +174,11 @@ def run(
     )
     if json_output:
         typer.echo(json.dumps(finished.summary.record()))
-    raise typer.Exit(_exit_code(finished.summary, interrupted=finished.interrupted))
+    if finished.interrupted:
+        # Python cannot be torn down under a thread that is still inside the model; everything is written.
+        sys.stdout.flush()
+        os._exit(Exit.INTERRUPTED)
+    raise typer.Exit(_exit_code(finished.summary))
 
 
 @cli.command()
@@ -378,9 +383,7 @@ def _require_questions(count: int) -> None:
         raise typer.BadParameter("no question: give --questions FILE or -q 'a question'.")
 
 
-def _exit_code(summary: "Summary", *, interrupted: bool = False) -> Exit:
-    if interrupted:
-        return Exit.INTERRUPTED
+def _exit_code(summary: "Summary") -> Exit:
     if summary.cancelled:
         return Exit.CANCELLED
     if summary.answered == summary.rows:

@@ -73,6 +73,7 @@ def run_here(
             follow(place.database, settings.tenant, made.job_id, console=console)
         except KeyboardInterrupt:
             interrupted = True
+            place.stop()
             with place.database.writing() as session:
                 cancel_job(session, settings.tenant, made.job_id, utc_now())
         lines = list(report_lines(place.database, place.store, settings.tenant, made.job_id))

@@ -1,5 +1,6 @@
 """One database: its connections, transactions, schema version and migrations."""
 
+import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from storage.schema import SCHEMA_HEAD
 from storage.settings import StorageSettings
 
 BUSY_TIMEOUT_S = 30
+ANSWER_TIMEOUT_S = 60  # for connecting and for each statement; a migration of large tables needs some time
 UPGRADE_LOCK = 0x706C6174  # any number that nobody else locks in this database
 SCHEMA_CODES = ("42P01", "42703")  # no such table, no such column
 # Refused or lost connections, no such database, conflicts with another transaction, out of resources, shutting down
@@ -151,9 +153,22 @@ def _server_engine(url: str) -> Engine:
         pool_pre_ping=True,
         pool_size=5,
         max_overflow=10,
-        connect_args={"timeout": 10},
+        connect_args={"timeout": ANSWER_TIMEOUT_S},
         hide_parameters=True,
     )
+
+
+def _use_wal(connection: Any) -> None:
+    """Turns on write-ahead logging, once for each file. Unlike other statements, this one does not wait for a lock."""
+    deadline = time.monotonic() + BUSY_TIMEOUT_S
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+            return
+        except sqlite3.OperationalError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.02)
 
 
 def _sqlite_engine(url: str) -> Engine:
@@ -164,7 +179,7 @@ def _sqlite_engine(url: str) -> Engine:
     @event.listens_for(engine, "connect")
     def _prepare(connection: Any, _record: Any) -> None:
         connection.isolation_level = None  # transactions begin where `_begin` says, not where sqlite3 guesses
-        connection.execute("PRAGMA journal_mode=WAL")
+        _use_wal(connection)
         connection.execute("PRAGMA synchronous=NORMAL")
         connection.execute("PRAGMA foreign_keys=ON")
 

@@ -20,6 +20,7 @@ from storage.schema import (
     GONE_STATES,
     ChunkRow,
     ItemRow,
+    JobRow,
     ReadingRow,
     SnapshotChunkRow,
     SnapshotRow,
@@ -199,7 +200,6 @@ def publish(
             state=SnapshotState.READY,
             owner=None,
             lease_until=None,
-            attempts=0,
             done_tokens=manifest.num_tokens,
             computed_tokens=computed_tokens,
             size_bytes=sum(entry.size_bytes for entry in manifest.chunks),
@@ -246,8 +246,11 @@ def _hold_chunks(session: Session, keys: list[str]) -> None:
             raise ObjectMissing(chunk_object_key(key))
 
 
-def note_readings(session: Session, row: SnapshotRow, *, computed_tokens: int, prefill_s: float, now: datetime) -> None:
-    """Records for each job with open items of the document how it came by the snapshot; the first record stays.
+def note_readings(
+    session: Session, row: SnapshotRow, *, model: str, computed_tokens: int, prefill_s: float, now: datetime
+) -> None:
+    """Records for each job of this model with open items of the document how it came by the snapshot; the first
+    record stays.
 
     The tokens computed are charged to the oldest of the jobs without a record, so that the records add up to what
     was done; where a damaged snapshot is written again for jobs that all have one, nothing is added.
@@ -255,7 +258,9 @@ def note_readings(session: Session, row: SnapshotRow, *, computed_tokens: int, p
     recorded = select(ReadingRow.job_id).where(ReadingRow.document_id == row.document_id)
     job_ids = session.scalars(
         select(ItemRow.job_id)
+        .join(JobRow, JobRow.job_id == ItemRow.job_id)
         .where(
+            JobRow.model == model,
             ItemRow.tenant == row.tenant,
             ItemRow.document_id == row.document_id,
             ItemRow.finished_at.is_(None),
@@ -280,6 +285,14 @@ def note_readings(session: Session, row: SnapshotRow, *, computed_tokens: int, p
         )
         computed_tokens, prefill_s = 0, 0.0
     insert_new(session, ReadingRow, readings)
+
+
+def note_used(session: Session, snapshot_id: int, now: datetime) -> None:
+    """Records a whole and proved load. Only this forgets earlier attempts: a store that damages whatever is written
+    to it does not get the document written again for ever."""
+    session.execute(
+        update(SnapshotRow).where(SnapshotRow.snapshot_id == snapshot_id).values(attempts=0, last_used_at=now)
+    )
 
 
 def quarantine(session: Session, snapshot_id: int, reason: str) -> None:

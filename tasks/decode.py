@@ -4,6 +4,8 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from sqlalchemy.orm import Session
+
 from kernels.codecs import decode_chunk
 from kernels.decode import Decoder, DecodeRequest, DecodeResult
 from kernels.errors import ChunkMismatch
@@ -23,7 +25,7 @@ from storage.items import (
 )
 from storage.leases import release_leases, take_lease
 from storage.schema import SnapshotRow, SnapshotState
-from storage.snapshots import get_chunks, get_manifest, get_snapshot, quarantine
+from storage.snapshots import get_chunks, get_manifest, get_snapshot, note_used, quarantine
 from tasks.app import app
 from tasks.workplace import Workplace
 
@@ -34,6 +36,7 @@ logger = logging.getLogger(__name__)
 def decode_snapshot(snapshot_id: int) -> None:
     """Answers every queued question of the snapshot's document. Idempotent: what is answered is not asked again."""
     place = app.require_workplace()
+    place.leave_if_stopping()
     with place.database.reading() as session:
         row = get_snapshot(session, snapshot_id)
         waiting = queued_items(session, tenant=row.tenant, document_id=row.document_id, model=place.engine.name)
@@ -61,6 +64,8 @@ def answer_waiting(place: Workplace, row: SnapshotRow) -> bool:
             with place.database.writing() as session:
                 quarantine(session, row.snapshot_id, str(exc))
             return False
+        with place.database.writing() as session:
+            note_used(session, row.snapshot_id, utc_now())
         try:
             _answer(place, row, prefix, owner)
         except Exception:
@@ -120,12 +125,16 @@ def _answer(place: Workplace, row: SnapshotRow, prefix: PrefixKV, owner: str) ->
                 params = GenerationParams(**{**item.params, "stop": tuple(item.params.get("stop", ()))})
                 yield DecodeRequest(item.item_id, engine.prompter.question_ids(item.question), params)
 
-    for result in decoder.run(requests(), lambda item_id: place.heartbeat.is_cancelled(owner, item_id)):
+    def is_cancelled(item_id: int) -> bool:
+        place.leave_if_stopping()
+        return place.heartbeat.is_cancelled(owner, item_id)
+
+    for result in decoder.run(requests(), is_cancelled):
         _commit(place, row, prefix, owner, result)
 
 
 def _claim(place: Workplace, row: SnapshotRow, owner: str) -> list[OpenItem]:
-    with place.database.writing() as session:
+    def claim(session: Session) -> list[OpenItem]:
         return claim_items(
             session,
             tenant=row.tenant,
@@ -137,10 +146,13 @@ def _claim(place: Workplace, row: SnapshotRow, owner: str) -> list[OpenItem]:
             lease_s=place.settings.lease_s,
         )
 
+    return place.database.retrying(claim)
+
 
 def _commit(place: Workplace, row: SnapshotRow, prefix: PrefixKV, owner: str, result: DecodeResult) -> None:
     """Writes one finished answer; dropped in silence where the item has meanwhile passed to another worker."""
-    with place.database.writing() as session:
+
+    def commit(session: Session) -> None:
         now = utc_now()
         if result.error is not None:
             fail_item(session, result.key, owner=owner, code="decode_failed", error=str(result.error), now=now)
@@ -159,3 +171,5 @@ def _commit(place: Workplace, row: SnapshotRow, prefix: PrefixKV, owner: str, re
                 worker=place.worker_name,
             )
             answer_item(session, result.key, owner=owner, answer=answer, now=now)
+
+    place.database.retrying(commit)

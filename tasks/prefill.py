@@ -38,6 +38,7 @@ EXACT = "none"  # what replaces a codec that loses too much
 def prefill_document(tenant: str, document_id: str) -> None:
     """Makes sure the document's snapshot is ready for the items that wait for it, then calls decode. Idempotent."""
     place = app.require_workplace()
+    place.leave_if_stopping()
     snapshot_id = prepare_snapshot(place, tenant, document_id)
     if snapshot_id is not None:
         app.send_task("platemaker.decode", args=[snapshot_id])
@@ -56,7 +57,7 @@ def prepare_snapshot(place: Workplace, tenant: str, document_id: str) -> int | N
             now = utc_now()
             row = find_or_create(session, fingerprint, num_tokens=len(ids), now=now)
             if row.state == SnapshotState.READY:
-                note_readings(session, row, computed_tokens=0, prefill_s=0.0, now=now)
+                note_readings(session, row, model=engine.name, computed_tokens=0, prefill_s=0.0, now=now)
                 return row.snapshot_id
             claim = claim_writing(session, row.snapshot_id, owner=owner, now=now, lease_s=place.settings.lease_s)
         if claim is None:
@@ -113,6 +114,7 @@ def _write(
     with ThreadPoolExecutor(STORE_THREADS, thread_name_prefix="store") as pool, engine.lock:
 
         def store_chunk(kv: PrefixKV, start: int, stop: int) -> None:
+            place.leave_if_stopping()
             chain.store(pool, kv, start, stop)
             with place.database.writing() as session:
                 note_progress(session, claim, stop)
@@ -164,7 +166,14 @@ def _publish(
             now=now,
         )
         if published:
-            note_readings(session, row, computed_tokens=done.computed_tokens, prefill_s=done.prefill_s, now=now)
+            note_readings(
+                session,
+                row,
+                model=place.engine.name,
+                computed_tokens=done.computed_tokens,
+                prefill_s=done.prefill_s,
+                now=now,
+            )
     return row.snapshot_id if published else None
 
 

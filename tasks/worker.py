@@ -59,6 +59,8 @@ def embedded(app: PlatemakerApp, place: Workplace) -> Iterator[None]:
     try:
         yield
     finally:
-        # The rows hold everything, so the thread need not be waited for: it ends with the process.
+        # The rows hold everything, so the thread need not come to its end, but it must not be inside the model when
+        # the interpreter goes down. A task stops between two steps and gives back what it holds.
         upkeep.stop()
+        place.stop()
         place.close()

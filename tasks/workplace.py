@@ -2,6 +2,7 @@
 
 import os
 import socket
+import threading
 import uuid
 from dataclasses import dataclass, field
 
@@ -14,6 +15,8 @@ from tasks.engine import Engine
 from tasks.heartbeat import Heartbeat
 from tasks.settings import TaskSettings
 
+STOP_S = 30.0  # a chunk of a long document on a slow CPU
+
 
 @dataclass
 class Workplace:
@@ -25,6 +28,7 @@ class Workplace:
     settings: TaskSettings
     lifetimes: Lifetimes
     heartbeat: Heartbeat = field(init=False)
+    stopping: threading.Event = field(init=False, default_factory=threading.Event)
 
     def __post_init__(self) -> None:
         self.heartbeat = Heartbeat(self.database, lease_s=self.settings.lease_s)
@@ -40,6 +44,21 @@ class Workplace:
     def new_owner(self) -> str:
         """A name for one run of one task; leases are held under it."""
         return f"{self.worker_name}:{uuid.uuid4().hex[:8]}"
+
+    def leave_if_stopping(self) -> None:
+        """Ends the task under way, between two steps of the model; what it holds is given back on the way out.
+
+        Raises:
+            SystemExit: this process has been told to stop.
+        """
+        if self.stopping.is_set():
+            raise SystemExit("stopping")
+
+    def stop(self) -> None:
+        """Tells the task under way to leave and waits until it has, or for STOP_S."""
+        self.stopping.set()
+        if self.engine.lock.acquire(timeout=STOP_S):
+            self.engine.lock.release()
 
     def close(self) -> None:
         self.heartbeat.stop()

@@ -160,7 +160,8 @@ class Case:
     def error_of_first_logits(self, kv: PrefixKV) -> float:
         counts = [len(question) for question in self.questions]
         step = DecodeStep(kv, SuffixKV(len(counts), max(counts)), counts, [0] * len(counts), CPU)
-        logits = self.model.forward(step, sum(self.questions, []), torch.tensor(counts).cumsum(0) - 1)
+        ids = [token for question in self.questions for token in question]
+        logits = self.model.forward(step, ids, torch.tensor(counts).cumsum(0) - 1)
         return float((logits - torch.stack(self.first_logits)).abs().max())
 
     def answer(

@@ -1,6 +1,7 @@
 """Jobs on both databases: written whole, read by their tenant only, finished exactly when nothing is open."""
 
 import secrets
+import sys
 import time
 import traceback
 from collections.abc import Callable
@@ -276,7 +277,7 @@ def test_another_tenant_finds_nothing(database: Database) -> None:
     job_id = submit(database)
     with database.writing() as session:
         row = find_or_create(session, fingerprint(), num_tokens=100, now=NOW)
-        note_readings(session, row, computed_tokens=100, prefill_s=1.0, now=NOW)
+        note_readings(session, row, model="tiny", computed_tokens=100, prefill_s=1.0, now=NOW)
 
     with database.writing() as session:
         for call in other_tenant_calls(job_id):
@@ -417,13 +418,14 @@ def test_a_job_is_finished_although_its_last_items_end_at_the_same_moment(databa
         assert finished_at(database, job_id) == NOW
 
 
-def test_ten_thousand_items_are_created_at_once(database: Database, record_property: Callable[..., None]) -> None:
+def test_ten_thousand_items_are_created_at_once(database: Database) -> None:
     sources = [source(f"{n:064x}", f"{n}.pdf") for n in range(200)]
     start = time.perf_counter()
 
     job_id = submit(database, sources=sources, questions=50)
 
-    record_property("seconds", round(time.perf_counter() - start, 2))  # in the JUnit report; not asserted
+    seconds = time.perf_counter() - start
+    sys.stdout.write(f"{database.engine.dialect.name}: 10,000 items in {seconds:.2f} s\n")  # seen with pytest -rP
     with database.reading() as session:
         assert job_status(session, "acme", job_id).items == {ItemState.QUEUED: 10_000}
 
@@ -480,10 +482,10 @@ def test_progress_follows_a_job_from_submission_to_the_last_answer(database: Dat
     assert progress() == {**nothing, "reading_tokens": 1000, "reading_done": 256, "found": 0}
 
     with database.writing() as session:
-        note_readings(session, row, computed_tokens=1000, prefill_s=1.0, now=NOW)
+        note_readings(session, row, model="tiny", computed_tokens=1000, prefill_s=1.0, now=NOW)
     with database.writing() as session:
         other = find_or_create(session, fingerprint(document_id=OTHER_DOC), num_tokens=500, now=NOW)
-        note_readings(session, other, computed_tokens=0, prefill_s=0.0, now=NOW)
+        note_readings(session, other, model="tiny", computed_tokens=0, prefill_s=0.0, now=NOW)
     answer_first(database)
     assert {**progress(), "reading_tokens": 0, "reading_done": 0} == {
         "items": 4, "items_done": 1, "documents": 2, "documents_read": 2, "reading_tokens": 0, "reading_done": 0,

@@ -31,6 +31,7 @@ from storage.snapshots import (
     known_chunks,
     note_progress,
     note_readings,
+    note_used,
     publish,
     put_manifest,
     quarantine,
@@ -183,10 +184,22 @@ def test_publishing_writes_the_chunks_in_order_and_what_it_cost(database: Databa
 
     assert chunk_list(database, row.snapshot_id) == [(n, chunk.key) for n, chunk in enumerate(made.chunks)]
     found = look(database, row.snapshot_id)
-    assert (found.state, found.owner, found.lease_until, found.attempts) == ("ready", None, None, 0)
+    assert (found.state, found.owner, found.lease_until) == ("ready", None, None)
     assert (found.size_bytes, found.manifest_sha256) == (109 + 102 + 105, "5" * 64)
     assert (found.computed_tokens, found.done_tokens, found.prefill_s) == (6, made.num_tokens, 1.5)
     assert (found.ready_at, found.last_used_at) == (later(30), later(30))
+
+
+def test_only_a_proved_load_forgets_earlier_attempts(database: Database) -> None:
+    row = create(database)
+    publish_all(database, must_claim(database, row.snapshot_id), manifest())
+    assert look(database, row.snapshot_id).attempts == 1
+
+    with database.writing() as session:
+        note_used(session, row.snapshot_id, later(60))
+
+    found = look(database, row.snapshot_id)
+    assert (found.attempts, found.last_used_at) == (0, later(60))
 
 
 def test_publishing_again_replaces_the_list_of_chunks(database: Database) -> None:
@@ -372,7 +385,7 @@ def readings(database: Database, job_id: str) -> list[Reading]:
 
 def note(database: Database, row: SnapshotRow, computed_tokens: int, prefill_s: float = 0.0) -> None:
     with database.writing() as session:
-        note_readings(session, row, computed_tokens=computed_tokens, prefill_s=prefill_s, now=NOW)
+        note_readings(session, row, model="tiny", computed_tokens=computed_tokens, prefill_s=prefill_s, now=NOW)
 
 
 def test_what_was_computed_is_charged_to_the_oldest_job_and_the_others_found_it(database: Database) -> None:

@@ -42,7 +42,7 @@ def test_a_killed_decode_worker_costs_no_row_and_repeats_none(cluster: Installat
     questions = twelve_questions(cluster.folder)
     cluster.start("worker", "prefill")
     decoder = cluster.start("worker", "decode")
-    submitted = cluster.command("submit", *files, "--questions", questions, "--max-tokens", "24")
+    submitted = cluster.command("submit", *files, "--questions", questions, "--max-tokens", "16")
     assert submitted.returncode == 0, submitted.stderr
     job_id = submitted.stdout.strip()
 
@@ -75,7 +75,7 @@ def test_a_killed_decode_worker_costs_no_row_and_repeats_none(cluster: Installat
         },
         cluster.folder,
     )
-    done = alone.command("run", *files, "--questions", questions, "--max-tokens", "24", "--out", "alone-out")
+    done = alone.command("run", *files, "--questions", questions, "--max-tokens", "16", "--out", "alone-out")
     assert done.returncode == 0, done.stderr
     job = alone.command("jobs").stdout.split()[0]
     assert answers(alone.report(job)) == answers(rows)

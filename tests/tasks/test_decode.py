@@ -194,3 +194,21 @@ def test_items_of_a_failing_worker_come_back_and_are_set_aside_in_the_end(
         errors = set(session.scalars(select(ItemRow.error)))
     assert status.items == {ItemState.FAILED: 3}
     assert all(error and "3 times" in error for error in errors)
+
+
+def test_a_store_that_damages_everything_ends_the_document_and_not_the_worker(
+    place: Workplace, submit_texts: Submit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submitted = submit_texts(place, TEXT)
+    get = place.store.get
+    monkeypatch.setattr(place.store, "get", lambda key: get(key)[:-1] if key.startswith("chunks/") else get(key))
+
+    for _ in range(place.settings.max_attempts):
+        assert not answer_waiting(place, prepared(place))
+    with place.database.reading() as session:
+        document_id = session.scalars(select(ItemRow.document_id)).first() or ""
+    assert prepare_snapshot(place, "default", document_id) is None
+
+    with place.database.reading() as session:
+        status = job_status(session, "default", submitted.job_id)
+    assert status.items == {ItemState.FAILED: 3}
