@@ -420,7 +420,9 @@ def answered_job(database: Database, snapshot_id: int, *, document_id: str = DOC
     job_id = submit(database, sources=[source(document_id)], questions=2, tenant=tenant)
     items = claim(database, document_id=document_id, tenant=tenant, limit=1)
     with database.writing() as session:
-        note_readings(session, get_snapshot(session, snapshot_id), computed_tokens=8, prefill_s=2.0, now=NOW)
+        note_readings(
+            session, get_snapshot(session, snapshot_id), model="tiny", computed_tokens=8, prefill_s=2.0, now=NOW
+        )
         answer_item(session, items[0].item_id, owner="worker-1", answer=answer(snapshot_id=snapshot_id), now=NOW)
     return job_id
 
