@@ -22,9 +22,10 @@ def convert_gguf(source: Path, target: Path) -> Path:
         raise ModelMissing(str(source), "there is no such GGUF file")
     import torch  # here, so that asking for a finished conversion costs no import of torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
-    from transformers.utils.logging import disable_progress_bar
+    from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
     disable_progress_bar()
+    set_verbosity_error()  # it warns that packed weights would be slow in bfloat16; here they are unpacked
 
     target.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
