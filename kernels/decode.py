@@ -10,8 +10,9 @@ import torch
 from kernels.errors import ContextExceeded, KernelError, NonFiniteLogits
 from kernels.kv import PrefixKV, SuffixKV, to_index
 from kernels.model import LanguageModel
+from kernels.params import GenerationParams
 from kernels.prompt import Prompter
-from kernels.sampling import GenerationParams, Sampler
+from kernels.sampling import Sampler
 from kernels.steps import DecodeStep
 
 ADMIT_TOKENS = 512  # question tokens taken up in one step; more would hold up the answers under way

@@ -122,6 +122,11 @@ def prepare(
     """Ask many questions of many long documents: each is read once, and every answer comes from its stored KV cache."""
     level = logging.INFO if verbose else logging.ERROR
     logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    file = Path(os.environ.get("PLATEMAKER_CONFIG") or "platemaker.toml")
+    if file.is_file():
+        from pipeline.settings import check_settings_file
+
+        check_settings_file(file)
 
 
 @cli.command(name="version")
@@ -152,10 +157,10 @@ def run(
     asked = load_questions(questions, question)
     _require_questions(len(asked))
 
+    from kernels.params import GenerationParams
     from kernels.settings import KernelSettings  # only now: a wrong question file is told before torch is loaded
     from pipeline.run import run_here
     from pipeline.settings import PipelineSettings
-    from pipeline.submit import AnswerOptions
     from storage.settings import StorageSettings
     from tasks.settings import TaskSettings
 
@@ -167,7 +172,7 @@ def run(
         settings=PipelineSettings(),
         files=files,
         questions=asked,
-        options=AnswerOptions(max_tokens, temperature, top_p, top_k, seed, tuple(stop)),
+        options=GenerationParams(max_tokens, temperature, top_p, top_k, seed, tuple(stop)),
         title=title,
         out=out,
         console=console,
@@ -196,6 +201,7 @@ def submit(
     json_output: Json = False,
 ) -> None:
     """Hand a job to the workers and print its id."""
+    from kernels.params import GenerationParams
     from kernels.settings import KernelSettings
     from pipeline import submit as submission
     from pipeline.questions import load_questions
@@ -220,7 +226,7 @@ def submit(
             model=kernel.model_name,
             files=files,
             questions=asked,
-            options=submission.AnswerOptions(max_tokens, temperature, top_p, top_k, seed, tuple(stop)),
+            options=GenerationParams(max_tokens, temperature, top_p, top_k, seed, tuple(stop)),
             title=title,
             on_read=tick,
         )

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from kernels.params import GenerationParams
 from kernels.settings import KernelSettings
 from pipeline.guard import check_no_other_kernels
 from pipeline.questions import Question
@@ -14,7 +15,7 @@ from pipeline.report.summary import Summary, summarise
 from pipeline.report.table import print_summary, print_table
 from pipeline.screen import counting, follow, stage
 from pipeline.settings import PipelineSettings
-from pipeline.submit import AnswerOptions, submit
+from pipeline.submit import submit
 from storage.database import utc_now
 from storage.jobs import cancel_job
 from storage.settings import StorageSettings
@@ -39,7 +40,7 @@ def run_here(
     settings: PipelineSettings,
     files: list[Path],
     questions: list[Question],
-    options: AnswerOptions,
+    options: GenerationParams,
     title: str,
     out: Path,
     console: Console,

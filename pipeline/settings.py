@@ -1,11 +1,16 @@
 """Settings of the floor that people touch (PLATEMAKER_* variables, or platemaker.toml)."""
 
 import os
+import tomllib
+from pathlib import Path
 
 from pydantic import Field
 
+from kernels.settings import KernelSettings
 from pipeline.documents import ParseLimits
-from storage.settings import FloorSettings
+from storage.errors import SettingsError
+from storage.settings import FloorSettings, StorageSettings
+from tasks.settings import TaskSettings
 
 
 class PipelineSettings(FloorSettings):
@@ -29,3 +34,17 @@ class PipelineSettings(FloorSettings):
             memory_bytes=self.parse_memory_mb * 2**20,
             max_file_bytes=self.parse_file_mb * 2**20,
         )
+
+
+def check_settings_file(path: Path) -> None:
+    """Refuses a settings file that names a setting no floor has: a misspelt one would otherwise be ignored in silence.
+
+    Raises:
+        SettingsError: with the names.
+    """
+    known: set[str] = set()
+    for floor in (KernelSettings, StorageSettings, TaskSettings, PipelineSettings):
+        known |= floor.model_fields.keys()
+    unknown = sorted(tomllib.loads(path.read_text("utf-8")).keys() - known)
+    if unknown:
+        raise SettingsError(f"{path} names what is not a setting: {', '.join(unknown)}. README.md lists the settings.")

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from kernels.architecture import check_architecture, read_config
+from kernels.params import GenerationParams
 from kernels.settings import KernelSettings
 from pipeline.documents import Document, read_documents
 from pipeline.questions import Question
@@ -13,18 +14,6 @@ from storage.database import Database, utc_now
 from storage.documents import put_text
 from storage.jobs import NewQuestion, NewSource, create_job
 from storage.objects import ObjectStore
-
-
-@dataclass(frozen=True)
-class AnswerOptions:
-    """How every answer of a job is generated, where its question does not say otherwise."""
-
-    max_new_tokens: int = 64
-    temperature: float = 0.0
-    top_p: float = 1.0
-    top_k: int = 0
-    seed: int = 0
-    stop: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -57,7 +46,7 @@ def submit(
     model: str,
     files: list[Path],
     questions: list[Question],
-    options: AnswerOptions,
+    options: GenerationParams,
     title: str = "",
     on_read: Callable[[int], None] = lambda _index: None,
 ) -> Submission:
@@ -102,7 +91,7 @@ def submit(
     )
 
 
-def _new_question(question: Question, options: AnswerOptions) -> NewQuestion:
+def _new_question(question: Question, options: GenerationParams) -> NewQuestion:
     params = asdict(options)
     params["max_new_tokens"] = question.max_tokens or options.max_new_tokens
     params["stop"] = [*options.stop, *question.stop]

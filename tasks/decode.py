@@ -10,7 +10,7 @@ from kernels.codecs import decode_chunk
 from kernels.decode import Decoder, DecodeRequest, DecodeResult
 from kernels.errors import ChunkMismatch
 from kernels.kv import PrefixKV
-from kernels.sampling import GenerationParams
+from kernels.params import GenerationParams
 from storage.database import utc_now
 from storage.errors import ObjectMissing, SnapshotCorrupt
 from storage.items import (

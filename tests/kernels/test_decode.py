@@ -10,8 +10,8 @@ from kernels.decode import Decoder, DecodeRequest, DecodeResult
 from kernels.errors import ContextExceeded, NonFiniteLogits
 from kernels.kv import PrefixKV
 from kernels.model import LanguageModel
+from kernels.params import GenerationParams
 from kernels.prefill import prefill
-from kernels.sampling import GenerationParams
 from kernels.steps import DecodeStep
 
 LENGTH = 12

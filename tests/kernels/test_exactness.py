@@ -46,8 +46,8 @@ from kernels.decode import Decoder, DecodeRequest
 from kernels.errors import ModelUnsupported
 from kernels.kv import PrefixKV, SuffixKV
 from kernels.model import LanguageModel, check_split, load_model, prepare_model
+from kernels.params import GenerationParams
 from kernels.prefill import prefill
-from kernels.sampling import GenerationParams
 from kernels.settings import KernelSettings
 from kernels.steps import DecodeStep
 

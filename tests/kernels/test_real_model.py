@@ -12,9 +12,9 @@ from torch import Tensor
 from kernels.decode import Decoder, DecodeRequest, DecodeResult
 from kernels.kv import PrefixKV, SuffixKV
 from kernels.model import LanguageModel, load_model
+from kernels.params import GenerationParams
 from kernels.prefill import prefill
 from kernels.prompt import Prompter
-from kernels.sampling import GenerationParams
 from kernels.settings import KernelSettings, user_cache_dir
 from kernels.steps import ATTENTION_NAME, DecodeStep
 

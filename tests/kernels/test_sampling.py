@@ -1,6 +1,7 @@
 import torch
 
-from kernels.sampling import GenerationParams, Sampler
+from kernels.params import GenerationParams
+from kernels.sampling import Sampler
 
 LOGITS = torch.tensor([0.5, 3.0, -1.0, 2.0, float("-inf"), 2.5])
 DRAWS = 3000

@@ -198,6 +198,16 @@ SECRETS = {
 }
 
 
+def test_a_misspelt_name_in_the_settings_file_is_told(tmp_path: Path, platemaker: Run) -> None:
+    (tmp_path / "platemaker.toml").write_text('lease_s = 20\ntenat = "acme"\n')
+
+    done = platemaker("jobs")
+
+    assert done.returncode == Exit.USAGE
+    assert "platemaker.toml names what is not a setting: tenat." in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 @pytest.mark.parametrize("verbose", [[], ["-v"]])
 @pytest.mark.parametrize("wrong", [{}, {"lease_s": "abc"}, {"s3_access_key_id": ""}])
 def test_secrets_are_shown_in_no_error(verbose: list[str], wrong: dict[str, str], platemaker: Run) -> None:

@@ -4,10 +4,11 @@ from typing import Any
 
 import pytest
 
+from kernels.params import GenerationParams
 from kernels.settings import KernelSettings
 from pipeline.questions import Question
 from pipeline.settings import PipelineSettings
-from pipeline.submit import AnswerOptions, Submission, submit
+from pipeline.submit import Submission, submit
 from storage.settings import StorageSettings
 from tasks.settings import TaskSettings
 from tasks.workplace import Workplace
@@ -58,7 +59,7 @@ def submit_texts(tmp_path: Path) -> Callable[..., Submission]:
             model=place.engine.name,
             files=files,
             questions=[Question(f"q{n}", f"Question {n}", f"What does article {n} say?") for n in range(questions)],
-            options=AnswerOptions(**{"max_new_tokens": 8, **options}),
+            options=GenerationParams(**{"max_new_tokens": 8, **options}),
         )
 
     return submitter
