@@ -9,8 +9,6 @@ import torch
 
 from kernels.errors import DeviceUnavailable
 
-PREFERENCE = ("musa", "cuda", "cpu")
-
 
 def available_devices() -> tuple[str, ...]:
     """The kinds of device present, best first. torch_musa makes itself known to torch when imported."""

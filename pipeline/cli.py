@@ -20,6 +20,7 @@ from rich.console import Console
 from pipeline import snapshot_cli
 from pipeline.command import Json, opened
 from pipeline.exits import Exit
+from tasks.queues import Pool
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
@@ -34,13 +35,6 @@ cli.add_typer(database_cli, name="db")
 cli.add_typer(snapshot_cli.snapshots, name="snapshots")
 cli.command()(snapshot_cli.sweep)
 cli.command()(snapshot_cli.forget)
-logger = logging.getLogger(__name__)
-
-
-class PoolName(StrEnum):
-    PREFILL = "prefill"
-    DECODE = "decode"
-    ALL = "all"
 
 
 class AnswerFormat(StrEnum):
@@ -326,7 +320,7 @@ def cancel(job_id: JobId, json_output: Json = False) -> None:
 
 @cli.command()
 def worker(
-    pool: Annotated[PoolName, typer.Argument(help="Which work it takes.", show_default=False)],
+    pool: Annotated[Pool, typer.Argument(help="Which work it takes.", show_default=False)],
     log_level: Annotated[str, typer.Option(help="DEBUG, INFO, WARNING or ERROR.")] = "INFO",
 ) -> None:
     """Start a worker of a pool; stop it with Ctrl-C or SIGTERM."""
@@ -340,7 +334,6 @@ def worker(
     from pipeline.guard import check_no_other_kernels
     from storage.settings import StorageSettings
     from tasks.app import configure
-    from tasks.queues import Pool
     from tasks.worker import serve
     from tasks.workplace import Workplace
 
@@ -348,7 +341,7 @@ def worker(
     place = Workplace.open(StorageSettings(), KernelSettings(), task)
     place.database.check_schema()
     _ = place.engine.model  # a worker whose model is wrong does not start
-    serve(configure(task), place, Pool(pool.value), log_level=log_level)
+    serve(configure(task), place, pool, log_level=log_level)
 
 
 @cli.command()
