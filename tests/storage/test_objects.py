@@ -79,6 +79,29 @@ def test_a_memoryview_of_wider_items_is_stored_as_its_bytes(store: ObjectStore) 
     assert store.get("a") == bytes(range(16))
 
 
+@pytest.mark.parametrize("start", [0, 1, 5 * MIB + 7])
+def test_a_part_is_read_into_the_views_in_turn(store: ObjectStore, start: int) -> None:
+    data = secrets.token_bytes(12 * MIB)
+    store.put("a", data)
+    parts = [bytearray(size) for size in (3, 0, 2 * MIB, *[1000] * 600)]
+
+    size_bytes = store.read_into("a", start, [memoryview(part) for part in parts])
+
+    found = b"".join(parts)
+    assert size_bytes == len(data)
+    assert found == data[start : start + len(found)]
+
+
+def test_views_beyond_the_end_are_left_alone(store: ObjectStore) -> None:
+    store.put("a", b"0123456789")
+    parts = [bytearray(b"x" * 4), bytearray(b"x" * 4)]
+
+    assert store.read_into("a", 5, [memoryview(part) for part in parts]) == 10
+    assert parts == [b"5678", b"9xxx"]
+    assert store.read_into("a", 10, [memoryview(bytearray(1))]) == 10
+    assert store.read_into("a", 3, []) == 10
+
+
 def test_putting_again_replaces(store: ObjectStore) -> None:
     store.put("a/b", b"long and old")
 
@@ -93,7 +116,7 @@ def test_putting_again_replaces(store: ObjectStore) -> None:
 def test_a_missing_object_is_told_by_its_key(store: ObjectStore, key: str) -> None:
     store.put("folder/object", b"here")
 
-    for read in (store.get, store.size):
+    for read in (store.get, store.size, lambda key: store.read_into(key, 0, [memoryview(bytearray(1))])):
         with pytest.raises(ObjectMissing) as caught:
             read(key)
         assert caught.value.key == key
