@@ -20,6 +20,7 @@ from storage.database import Database
 from storage.errors import ArchiveRefused, SnapshotCorrupt
 from storage.fingerprint import Fingerprint
 from storage.lineage import Event
+from storage.loading import get_chunks
 from storage.manifest import ChunkEntry, Manifest, verify_chunk
 from storage.objects import ObjectStore
 from storage.schema import ChunkRow, SnapshotRow, SnapshotState
@@ -28,7 +29,6 @@ from storage.snapshots import (
     add_chunk,
     claim_writing,
     find_or_create,
-    get_chunks,
     get_manifest,
     publish,
     put_manifest,

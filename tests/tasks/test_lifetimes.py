@@ -1,6 +1,7 @@
 """What workers do for the lifetimes of snapshots: lease while they answer, expire and sweep in their upkeep."""
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from datetime import timedelta
 
 import pytest
@@ -8,14 +9,14 @@ from sqlalchemy import select, update
 
 import tasks.decode
 import tasks.upkeep
-from kernels.kv import PrefixKV
 from pipeline.submit import Submission
 from storage.database import utc_now
 from storage.leases import live_leases, take_lease
 from storage.schema import DocumentRow, SnapshotLeaseRow, SnapshotRow, SnapshotState
 from storage.snapshots import get_snapshot
 from tasks.app import app
-from tasks.decode import answer_waiting, load_prefix
+from tasks.decode import answer_waiting
+from tasks.loading import LoadedPrefix, loaded
 from tasks.prefill import prepare_snapshot
 from tasks.upkeep import Upkeep
 from tasks.workplace import Workplace
@@ -51,12 +52,12 @@ def test_a_snapshot_is_leased_while_it_is_read_and_not_longer(
 ) -> None:
     seen = []
 
-    def load(place: Workplace, row: SnapshotRow) -> PrefixKV:
+    def load(place: Workplace, row: SnapshotRow) -> AbstractContextManager[LoadedPrefix]:
         with place.database.reading() as session:
             seen.extend(live_leases(session, row.snapshot_id, now=utc_now()))
-        return load_prefix(place, row)
+        return loaded(place, row)
 
-    monkeypatch.setattr(tasks.decode, "load_prefix", load)
+    monkeypatch.setattr(tasks.decode, "loaded", load)
     before = utc_now()
 
     assert answer_waiting(place, row)
