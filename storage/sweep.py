@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 from storage.database import Database
 from storage.leases import is_leased
 from storage.manifest import chunk_key_of, chunk_object_key, manifest_object_key
-from storage.objects import ObjectStore, StoredObject
+from storage.objects import LocalCopies, ObjectStore, StoredObject
 from storage.retention import Lifetimes
 from storage.schema import GONE_STATES, ChunkRow, SnapshotChunkRow, SnapshotRow, SnapshotState
 
@@ -51,6 +51,16 @@ def sweep(
     orphans, orphan_bytes = _sweep_orphans(database, store, older_than, dry_run=dry_run)
     uploads = 0 if dry_run else store.sweep(lifetimes.grace_s)
     return Swept(len(gone), chunks, chunk_bytes, orphans, orphan_bytes, uploads)
+
+
+def prune_copies(database: Database, store: ObjectStore) -> int:
+    """Deletes this host's copies of chunks that have no row any more, whichever host forgot them. Returns how many."""
+
+    def known(keys: list[str]) -> set[str]:
+        with database.reading() as session:
+            return _known_objects(session, keys)
+
+    return store.prune(known) if isinstance(store, LocalCopies) else 0
 
 
 def _is_sweepable(now: datetime) -> ColumnElement[bool]:
