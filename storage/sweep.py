@@ -39,7 +39,8 @@ def sweep(
 ) -> Swept:
     """Deletes what expired or removed snapshots held alone, and objects that have no row. Repeatable.
 
-    What is younger than the grace time stays: its writer may be about to publish it.
+    What is younger than the grace time stays: its writer may be about to publish it. Copies of what is gone go too,
+    on this host.
     """
     older_than = now - timedelta(seconds=lifetimes.grace_s)
     with database.reading() as session:
@@ -50,6 +51,8 @@ def sweep(
     chunks, chunk_bytes = _sweep_chunks(database, store, older_than, now, dry_run=dry_run)
     orphans, orphan_bytes = _sweep_orphans(database, store, older_than, dry_run=dry_run)
     uploads = 0 if dry_run else store.sweep(lifetimes.grace_s)
+    if not dry_run:
+        prune_copies(database, store)
     return Swept(len(gone), chunks, chunk_bytes, orphans, orphan_bytes, uploads)
 
 

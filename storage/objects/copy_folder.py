@@ -42,6 +42,9 @@ class CopyFolder:
                 os.utime(descriptor)
         return descriptor
 
+    def has_copy(self, name: str) -> bool:
+        return (self._copies / name).exists()
+
     def begin(self, name: str, size_bytes: int) -> Path | None:
         """A new partial file; None where there is no room for the copy."""
         if not self._has_room(size_bytes):
@@ -68,10 +71,9 @@ class CopyFolder:
         for partial in _files(self._partials):
             if partial.name.partition(".")[2] == name:
                 Path(partial).unlink(missing_ok=True)
-        copy = self._copies / name
-        if not copy.exists():  # asked first: a read-only disk refuses to remove what is not there
+        if not self.has_copy(name):  # asked first: a read-only disk refuses to remove what is not there
             return False
-        copy.unlink(missing_ok=True)
+        (self._copies / name).unlink(missing_ok=True)
         return True
 
     def names(self) -> set[str]:

@@ -173,6 +173,7 @@ class LocalCopies:
             if descriptor is None:
                 return None
             try:
+                self._give_up(key)  # another process was faster
                 with own.lock:
                     if len(own.read) >= _READS_REMEMBERED:
                         own.read.clear()
@@ -205,20 +206,26 @@ class LocalCopies:
             return
         own = self._own()
         with self._best_effort():
-            if any(views) and partial.write(start, views, size):
+            if key not in own.distrusted and own.folder.has_copy(_name(key)):  # made since it was looked for
+                partial.give_up()
+            elif any(views) and partial.write(start, views, size):
                 own.distrusted.discard(key)
         if partial.has_ended:
             with own.lock:
                 if own.partials.get(key) is partial:
                     del own.partials[key]
 
-    def _remove(self, key: str) -> bool:
+    def _give_up(self, key: str) -> None:
         own = self._own()
         with own.lock:
             partial = own.partials.pop(key, None)
+        if partial is not None:
+            partial.give_up()
+
+    def _remove(self, key: str) -> bool:
+        own = self._own()
         try:
-            if partial is not None:
-                partial.give_up()
+            self._give_up(key)
             return own.folder.remove(_name(key))
         except OSError:
             own.distrusted.add(key)

@@ -6,7 +6,6 @@ import os
 import secrets
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -15,11 +14,10 @@ from typing import Any
 
 import pytest
 
-import storage.objects.copy_folder
 import storage.objects.local_copies
 from pipeline.local_servers import SeaweedFS
 from storage.database import Database
-from storage.documents import put_text, text_key
+from storage.documents import put_text
 from storage.errors import ObjectMissing, ObjectStoreError, StoreUnavailable
 from storage.forget import forget_document
 from storage.manifest import chunk_object_key
@@ -130,6 +128,20 @@ def test_what_was_got_or_put_is_not_read_again(remote: Remote, store: LocalCopie
     assert remote.num_reads == 1
 
 
+def test_who_finds_a_copy_that_another_process_made_leaves_nothing_half_written(
+    remote: Remote, store: LocalCopies, other: LocalCopies, folder: Path
+) -> None:
+    remote.put(KEY, DATA)
+    starts = [*range(0, len(DATA), PART)]
+    read_parts(store, starts=starts[:5])
+    read_parts(other)
+
+    read_parts(store, starts=starts[5:])
+
+    assert remote.num_reads == 5 + len(starts)
+    assert partials(folder) == []
+
+
 def test_half_an_object_is_no_copy(remote: Remote, store: LocalCopies, folder: Path) -> None:
     remote.put(KEY, DATA)
 
@@ -210,7 +222,7 @@ def test_the_least_recently_used_copies_go_first(remote: Remote, folder: Path) -
             use_at(folder, str(number), 1e9 + number)
         assert len(store.get("chunks/0")) == 200  # a use
 
-        store.put("chunks/4", bytes(300))
+        store.put("chunks/4", bytes(500))
 
     assert names(folder) == {"0", "3", "4"}
 
@@ -283,23 +295,24 @@ def test_racing_threads_make_one_whole_copy(remote: Remote, store: LocalCopies, 
 
 
 def test_racing_processes_read_the_right_bytes_within_a_small_budget(remote: Remote, folder: Path) -> None:
-    for number in range(12):
+    for number in range(20):
         remote.put(f"chunks/{number}", bytes([number]) * 50_000)
     script = f"""
 import random
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from storage.objects import FolderStore, LocalCopies
-store = LocalCopies(FolderStore(Path({str(folder.parents[1] / "remote")!r})), Path({str(folder)!r}), 300_000)
+store = LocalCopies(FolderStore(Path({str(folder.parents[1] / "remote")!r})), Path({str(folder)!r}), 800_000)
 def read(_):
-    number, start = random.randrange(12), random.choice(range(0, 50_000, 10_000))
-    part = bytearray(10_000)
-    assert store.read_into(f"chunks/{{number}}", start, [memoryview(part)]) == 50_000
-    assert part == bytes([number]) * 10_000
-    if random.random() < 0.02:
+    number = random.randrange(20)
+    for start in random.sample(range(0, 50_000, 10_000), 5):
+        part = bytearray(10_000)
+        assert store.read_into(f"chunks/{{number}}", start, [memoryview(part)]) == 50_000
+        assert part == bytes([number]) * 10_000
+    if random.random() < 0.05:
         store.drop_copy(f"chunks/{{number}}")
 with ThreadPoolExecutor(4) as pool:
-    list(pool.map(read, range(1500)))
+    list(pool.map(read, range(400)))
 store.close()
 """
     running = [subprocess.Popen([sys.executable, "-W", "error", "-c", script]) for _ in range(3)]
@@ -513,13 +526,9 @@ def test_prune_deletes_whole_and_half_copies_of_what_is_not_known(
 
     assert store.prune(known) == 4
 
-    assert sorted(asked) == [*(f"chunks/{number}" for number in range(5)), KEY][:0] + sorted(
-        [*(f"chunks/{number}" for number in range(5)), KEY]
-    )
+    assert sorted(asked) == sorted([*(f"chunks/{number}" for number in range(5)), KEY])
     assert names(folder) == {"1", "3"}
     assert partials(folder) == []
-    read_parts(other)
-    assert names(folder) == {"1", "3"} | ({"0a.safetensors"} & names(folder))
 
 
 def test_a_description_says_where_copies_lie_and_what_they_take(store: LocalCopies, folder: Path) -> None:
@@ -538,7 +547,7 @@ def test_forget_leaves_no_copy_on_this_host_and_upkeep_none_on_another(
         open_store(s3_server.settings().model_copy(update={"store_url": url, "data_dir": data_dir}))
         for data_dir in (here, there)
     ]
-    put_text(stores[0], "acme", DOC, "text", None)
+    put_text(stores[0], "acme", DOC, "text")
     store_snapshot(database, stores[0], 1, 2)
     store_snapshot(database, stores[0], 3, document_id=OTHER_DOC)
     for number in (1, 2, 3):
