@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 from sqlalchemy import select, update
@@ -11,7 +12,9 @@ import tasks.decode
 import tasks.upkeep
 from pipeline.submit import Submission
 from storage.database import utc_now
+from storage.forget import forget_document
 from storage.leases import live_leases, take_lease
+from storage.objects import LocalCopies
 from storage.schema import DocumentRow, SnapshotLeaseRow, SnapshotRow, SnapshotState
 from storage.snapshots import get_snapshot
 from tasks.app import app
@@ -107,3 +110,21 @@ def test_upkeep_expires_each_round_and_sweeps_seldom(
     monkeypatch.setattr(tasks.upkeep, "SWEEP_PAUSE_S", 0.0)
     upkeep.once()
     assert look(place, row.snapshot_id).manifest_sha256 is None
+
+
+def test_upkeep_deletes_copies_of_what_was_forgotten_elsewhere(
+    place: Workplace, row: SnapshotRow, upkeep: Upkeep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    elsewhere = place.store
+    place.store = LocalCopies(elsewhere, tmp_path / "copies", 10**9)
+    for key in elsewhere.keys("chunks/"):
+        place.store.get(key)
+    copies = tmp_path / "copies" / "chunks"
+    upkeep.once()
+    assert [*copies.iterdir()]
+
+    forget_document(place.database, elsewhere, TENANT, row.document_id, now=utc_now())
+    monkeypatch.setattr(tasks.upkeep, "PRUNE_PAUSE_S", 0.0)
+    upkeep.once()
+
+    assert [*copies.iterdir()] == []
