@@ -10,7 +10,7 @@ from storage.errors import SnapshotCorrupt
 from storage.manifest import ChunkEntry, verify_chunk
 from storage.objects import ObjectStore
 
-LOAD_THREADS = 4
+LOAD_THREADS = 8
 
 
 class Receiver(Protocol):
@@ -92,11 +92,5 @@ def get_chunks(store: ObjectStore, entries: Sequence[ChunkEntry]) -> Iterator[tu
     """
     for entry in entries:
         data = store.get(entry.object_key)
-        try:
-            verify_chunk(entry, data)
-        except SnapshotCorrupt:
-            if not store.drop_copy(entry.object_key):
-                raise
-            data = store.get(entry.object_key)
-            verify_chunk(entry, data)
+        verify_chunk(entry, data)
         yield entry, data

@@ -1,5 +1,6 @@
 """Snapshots: one writer at a time, published whole, proved on every load."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
@@ -66,6 +67,16 @@ def get_snapshot(session: Session, snapshot_id: int) -> SnapshotRow:
     if row is None:
         raise SnapshotMissing(str(snapshot_id))
     return row
+
+
+def ready_manifests(session: Session, snapshot_ids: Collection[int]) -> set[tuple[int, str]]:
+    """Id and manifest digest of those of the snapshots that are in use."""
+    rows = session.execute(
+        select(SnapshotRow.snapshot_id, SnapshotRow.manifest_sha256).where(
+            SnapshotRow.snapshot_id.in_(snapshot_ids), SnapshotRow.state == SnapshotState.READY
+        )
+    )
+    return {(snapshot_id, str(digest)) for snapshot_id, digest in rows}
 
 
 def require_snapshot(session: Session, tenant: str, snapshot_id: int) -> SnapshotRow:

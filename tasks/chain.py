@@ -18,7 +18,6 @@ from tasks.loading import load_run
 from tasks.workplace import Workplace
 
 logger = logging.getLogger(__name__)
-CHUNKS_IN_FLIGHT = 2
 
 
 @dataclass
@@ -77,13 +76,13 @@ class ChunkChain:
             found = found[:damaged]
 
     def store(self, pool: Executor, kv: PrefixKV, start: int, stop: int) -> None:
-        """Begins to store the chunk, unless it is there; waits where too many are under way."""
+        """Begins to store the chunk, unless it is there, once the one before is stored."""
         if stop in self.entries or stop in self._storing:
             return
+        for earlier in self._storing.values():
+            earlier.result()
         key = self.keys[self.stops.index(stop)]
         self._storing[stop] = pool.submit(self._put, key, kv, start, stop)
-        for earlier in list(self._storing.values())[:-CHUNKS_IN_FLIGHT]:
-            earlier.result()
 
     def finish(self) -> tuple[ChunkEntry, ...]:
         """All chunks in order, once they are stored."""

@@ -31,7 +31,6 @@ from tasks.chain import ChunkChain
 from tasks.workplace import Workplace
 
 logger = logging.getLogger(__name__)
-STORE_THREADS = 2
 EXACT = "none"  # what replaces a codec that loses too much
 
 
@@ -111,7 +110,7 @@ def _write(
     lossless = CODECS[codec].lossless
     chain = ChunkChain(place, fingerprint, ids, codec, stored=kv if lossless else engine.model.new_kv(len(ids)))
     chain.load()
-    with ThreadPoolExecutor(STORE_THREADS, thread_name_prefix="store") as pool, engine.lock:
+    with ThreadPoolExecutor(1, thread_name_prefix="store") as pool, engine.lock:
 
         def store_chunk(kv: PrefixKV, start: int, stop: int) -> None:
             place.leave_if_stopping()

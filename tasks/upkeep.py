@@ -14,6 +14,7 @@ from storage.database import Database, utc_now
 from storage.errors import StorageError
 from storage.items import recover_items, take_unkicked
 from storage.retention import expire
+from storage.snapshots import ready_manifests
 from storage.sweep import prune_copies, sweep
 from tasks.app import PlatemakerApp
 from tasks.errors import BrokerUnavailable
@@ -90,9 +91,18 @@ class Upkeep:
             recovered = recover_items(session, now=utc_now(), max_attempts=self._settings.max_attempts)
         if recovered:
             logger.warning("items put back", extra={"count": recovered})
+        self._drop_residents()
         self._prune_copies()
         kick_waiting(self._app, self._database, self._settings)
         self._end_lifetimes()
+
+    def _drop_residents(self) -> None:
+        """Lets go of the KV in memory of snapshots that are out of use: expired, erased or written anew."""
+        kept = self._place.residents.keys()
+        if kept:
+            with self._database.reading() as session:
+                ready = ready_manifests(session, [key.snapshot_id for key in kept])
+            self._place.residents.drop([key for key in kept if key not in ready])
 
     def _end_lifetimes(self) -> None:
         with self._database.writing() as session:

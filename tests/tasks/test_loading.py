@@ -9,12 +9,16 @@ from sqlalchemy import select
 
 import tasks.loading
 from kernels.kv import PrefixKV
+from storage.database import utc_now
+from storage.forget import forget_document
 from storage.schema import ChunkRow, ItemRow, SnapshotRow, SnapshotState
 from storage.snapshots import get_manifest, get_snapshot
+from tasks.app import app
 from tasks.decode import answer_waiting
 from tasks.loading import loaded, resident_key
 from tasks.prefill import prepare_snapshot
 from tasks.residents import ResidentKey, Residents
+from tasks.upkeep import Upkeep
 from tasks.workplace import Workplace
 from tests.tasks.conftest import TEXT
 from tests.tasks.test_decode import answers_of, flip, prepared
@@ -76,6 +80,20 @@ def test_another_publication_of_the_snapshot_is_loaded_anew(
     submit_texts(place, TEXT)
 
     assert not answer_waiting(place, row)
+
+
+def test_a_forgotten_document_leaves_the_memory(place: Workplace, submit_texts: Submit) -> None:
+    submit_texts(place, TEXT)
+    row = prepared(place)
+    assert answer_waiting(place, row)
+    upkeep = Upkeep(app, place)
+    upkeep._drop_residents()
+    assert place.residents.keys() == [resident_key(row)]
+
+    forget_document(place.database, place.store, tenant="default", document_id=row.document_id, now=utc_now())
+    upkeep._drop_residents()
+
+    assert place.residents.keys() == []
 
 
 def test_the_least_recently_used_goes_first() -> None:
