@@ -50,7 +50,7 @@ def why(database: Database, store: ObjectStore, engine: Engine, tenant: str, mea
         rate = last_prefill_rate(session, fingerprint.weights)
     nearest, differences = _nearest(rows, fingerprint.fields())
     hit = nearest is not None and not differences and nearest.state == SnapshotState.READY
-    reused = len(ids) if hit else sum(chunk.num_tokens for chunk in chunks)
+    reused = len(ids) if hit else engine.reusable_tokens(len(ids), len(chunks))
     return Why(
         document_id=meant.document_id,
         fingerprint=fingerprint.digest(),
