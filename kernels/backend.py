@@ -16,6 +16,7 @@ from kernels.torch_backend import TorchBackend
 log = logging.getLogger(__name__)
 
 TRITON_DEVICES = ("cuda",)
+TRITON_DTYPES = (torch.float16, torch.bfloat16)  # exact fp32 has no tensor cores; there the kernels spill registers
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 3e-2}  # of numbers around 1
 
 
@@ -60,8 +61,9 @@ class AttentionBackend(Protocol):
 
 @lru_cache
 def pick_backend(device: torch.device, head_dim: int, dtype: torch.dtype) -> AttentionBackend:
-    """Triton where it runs and passes a comparison with plain torch, else plain torch, with the reason in the log."""
-    if device.type not in TRITON_DEVICES:
+    """Triton where it is made for, runs, and passes a comparison with plain torch; else plain torch. What fails is said
+    in the log."""
+    if device.type not in TRITON_DEVICES or dtype not in TRITON_DTYPES:
         return TorchBackend()
     if importlib.util.find_spec("triton") is None:
         log.warning("attention runs in plain torch: Triton is not installed")

@@ -31,18 +31,20 @@ def power_of_two(size: int, least: int = 16) -> int:
 
 
 def pick_blocks(rows: int, head_dim: int, v_dim: int, dtype: torch.dtype) -> Blocks:
-    """Measured on an H200, see docs/engine-notes.md; smaller where the tiles would not fit its shared memory."""
+    """Measured on an H200 with 16-bit heads of 128, see docs/engine-notes.md; the others are chosen so that their tiles
+    fit its shared memory."""
     wide = max(power_of_two(head_dim), power_of_two(v_dim))
     if dtype == torch.float32:
         return Blocks(min(power_of_two(rows), 32), 32, 4, 2 if wide <= 128 else 1, 1)
-    block_rows = min(power_of_two(rows), 128)
+    block_rows = min(power_of_two(rows), 64)
     if wide > 128:
-        return Blocks(min(block_rows, 64), 64, 4, 2, 1)
-    return Blocks(block_rows, 64, 8 if block_rows == 128 else 4, 3, 1)
+        return Blocks(block_rows, 64, 8, 2, 1)
+    return Blocks(block_rows, 64, 4, 3, 1 if 32 < rows <= 64 else 2)
 
 
 def pick_int8_blocks(rows: int, head_dim: int, v_dim: int, dtype: torch.dtype, chunk_tokens: int) -> Blocks:
-    """The same over int8 KV, whose blocks of keys must not cross the border of a chunk.
+    """The same over int8 KV. Every block of rows makes the numbers anew, so blocks are larger; and a block of keys must
+    not cross the border of a chunk.
 
     Raises:
         ValueError: the chunks are not multiples of 16 tokens.
@@ -50,6 +52,8 @@ def pick_int8_blocks(rows: int, head_dim: int, v_dim: int, dtype: torch.dtype, c
     if chunk_tokens % 16:
         raise ValueError(f"int8 KV is read in blocks of 16 tokens; chunks of {chunk_tokens} cannot be cut so")
     blocks = pick_blocks(rows, head_dim, v_dim, dtype)
+    if dtype != torch.float32 and max(head_dim, v_dim) <= 128:
+        blocks = Blocks(128, 64, 8, 3, 1) if rows > 64 else blocks._replace(waves=2)
     return blocks._replace(keys=math.gcd(blocks.keys, chunk_tokens))
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from kernels.attention import Attended
 from kernels.triton.launch import Blocks, pick_blocks, pick_precision, power_of_two, rows_apart, split_keys
 
-MERGED_AT_ONCE = 8
+MERGED_AT_ONCE = 64
 
 
 @triton.jit
@@ -225,7 +225,7 @@ def merged(parts: Attended) -> Attended:
     out, lse = torch.empty_like(parts.out[0]), torch.empty_like(parts.lse[0])
     _merge_kernel[(heads * rows,)](
         parts.out, parts.lse, out, lse, count, heads * rows,
-        DV=v_dim, BLOCK_DV=power_of_two(v_dim), AT_ONCE=MERGED_AT_ONCE, num_warps=4,
+        DV=v_dim, BLOCK_DV=power_of_two(v_dim), AT_ONCE=min(power_of_two(count, 1), MERGED_AT_ONCE), num_warps=4,
     )  # fmt: skip
     return Attended(out, lse)
 

@@ -1,8 +1,8 @@
 """Attention over a document whose KV stays int8 in device memory: numbers are made anew in registers.
 
 The storage is the codec `int8`'s (KIVI, arXiv:2402.02750): number = low + level * scale, keys with scales per channel
-and chunk of tokens, values with scales per token. The numbers are those of `kernels.codecs.affine.dequantise`, rounded
-like them, so this attention equals the one over a snapshot that was decoded at load.
+and chunk of tokens, values with scales per token. 16-bit models multiply in fp16 here: it is finer than bfloat16, and
+what lies beyond its range (keys or values above 65,504) has no place in it.
 """
 
 from typing import NamedTuple
@@ -46,12 +46,16 @@ def quantise_kv(k: Tensor, v: Tensor, chunk_tokens: int) -> QuantisedKV:
 
 
 @triton.jit
-def _numbers(levels, scale, low, LIMIT: tl.constexpr):
-    """Numbers in the dtype of `low`, as dequantise makes them."""
-    numbers = levels.to(tl.float32) * scale.to(tl.float32) + low.to(tl.float32)
-    if LIMIT > 0:
-        numbers = tl.minimum(tl.maximum(numbers, -LIMIT), LIMIT)
-    return numbers.to(low.dtype)
+def _numbers(levels, scale, low, HALF: tl.constexpr):
+    """low + level * scale. In fp16 a level x is made by writing its bits behind those of 1024, which is far cheaper
+    than converting an integer; it is exact, and centred so that rounding is small."""
+    if HALF:
+        centred = (levels.to(tl.uint16) | 0x6400).to(tl.float16, bitcast=True) - 1152.0
+        middle = low.to(tl.float32) + 128.0 * scale.to(tl.float32)
+        numbers = centred * scale.to(tl.float16) + middle.to(tl.float16)
+    else:
+        numbers = levels.to(tl.float32) * scale.to(tl.float32) + low.to(tl.float32)
+    return numbers
 
 
 @triton.jit
@@ -59,7 +63,7 @@ def _attend_levels(
     peak, total, acc, q, first, keys, k_scale, k_low, values, v_scale, v_low,
     stride_kn, stride_kc, stride_vn, begin, end, scale, softcap,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_N: tl.constexpr,
-    CHUNK: tl.constexpr, LIMIT: tl.constexpr, MASKED: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
+    CHUNK: tl.constexpr, HALF: tl.constexpr, MASKED: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The keys [begin, end); `begin` is a multiple of BLOCK_N, so that a block lies in one chunk."""
     n = tl.arange(0, BLOCK_N)
@@ -85,13 +89,13 @@ def _attend_levels(
             low_v = tl.load(v_low + at)
         scale_k = tl.load(k_scale + channel, mask=here, other=0.0)
         low_k = tl.load(k_low + channel, mask=here, other=0.0)
-        k = _numbers(k, scale_k[:, None], low_k[:, None], LIMIT)
+        k = _numbers(k, scale_k[:, None], low_k[:, None], HALF)
         scores = soften(multiply(q, k, PRECISION), scale, softcap, SOFTCAP)
         if MASKED:
             visible = (at[None, :] >= first[:, None]) & (at[None, :] < end)
             scores = tl.where(visible, scores, float("-inf"))
         weights, peak, total, acc = fold_in(scores, peak, total, acc, MASKED)
-        v = _numbers(v, scale_v[:, None], low_v[:, None], LIMIT)
+        v = _numbers(v, scale_v[:, None], low_v[:, None], HALF)
         acc += multiply(weights.to(v.dtype), v, PRECISION)
         keys += BLOCK_N * stride_kn
         values += BLOCK_N * stride_vn
@@ -104,7 +108,7 @@ def _quantised_kernel(
     rows, begin, end, split_keys, scale, softcap,
     stride_qh, stride_qr, stride_kh, stride_kn, stride_kch, stride_kc, stride_vh, stride_vn, stride_vsh,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CHUNK: tl.constexpr, LIMIT: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CHUNK: tl.constexpr, HALF: tl.constexpr,
     SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Grid: blocks of rows, heads, parts of the keys."""
@@ -116,6 +120,8 @@ def _quantised_kernel(
     real = m < rows
     q_at = q_ptr + head * stride_qh + m[:, None].to(tl.int64) * stride_qr + d[None, :]
     q = tl.load(q_at, mask=real[:, None] & (d[None, :] < D), other=0.0)
+    if HALF:
+        q = q.to(tl.float16)
 
     low = begin + part * split_keys
     high = tl.minimum(low + split_keys, end)
@@ -141,17 +147,17 @@ def _quantised_kernel(
         peak, total, acc = _attend_levels(
             peak, total, acc, q, first, keys, k_scale, k_low, values, v_scale, v_low,
             stride_kn, stride_kc, stride_vn, low, full, scale, softcap,
-            D, DV, BLOCK_D, BLOCK_DV, BLOCK_N, CHUNK, LIMIT, True, SOFTCAP, PRECISION,
+            D, DV, BLOCK_D, BLOCK_DV, BLOCK_N, CHUNK, HALF, True, SOFTCAP, PRECISION,
         )  # fmt: skip
     peak, total, acc = _attend_levels(
         peak, total, acc, q, first, keys, k_scale, k_low, values, v_scale, v_low,
         stride_kn, stride_kc, stride_vn, full, tail, scale, softcap,
-        D, DV, BLOCK_D, BLOCK_DV, BLOCK_N, CHUNK, LIMIT, False, SOFTCAP, PRECISION,
+        D, DV, BLOCK_D, BLOCK_DV, BLOCK_N, CHUNK, HALF, False, SOFTCAP, PRECISION,
     )  # fmt: skip
     peak, total, acc = _attend_levels(
         peak, total, acc, q, first, keys, k_scale, k_low, values, v_scale, v_low,
         stride_kn, stride_kc, stride_vn, tail, high, scale, softcap,
-        D, DV, BLOCK_D, BLOCK_DV, BLOCK_N, CHUNK, LIMIT, True, SOFTCAP, PRECISION,
+        D, DV, BLOCK_D, BLOCK_DV, BLOCK_N, CHUNK, HALF, True, SOFTCAP, PRECISION,
     )  # fmt: skip
     out, lse = finish(peak, total, acc)
     row = (part * tl.num_programs(1) + head) * rows + m
@@ -173,6 +179,7 @@ def quantised_parts(
     heads, rows, head_dim = q.shape
     num_keys, v_dim = kv.v.shape[1:]
     q = rows_apart(q)
+    half = q.dtype != torch.float32
     blocks = blocks or pick_int8_blocks(rows, head_dim, v_dim, q.dtype, kv.chunk_tokens)
     assert kv.chunk_tokens % blocks.keys == 0
     begin = begin // blocks.keys * blocks.keys
@@ -187,7 +194,7 @@ def quantised_parts(
         kv.v.stride(0), kv.v.stride(1), kv.v_scale.stride(0),
         D=head_dim, DV=v_dim, BLOCK_D=power_of_two(head_dim), BLOCK_DV=power_of_two(v_dim),
         BLOCK_M=blocks.rows, BLOCK_N=blocks.keys, CHUNK=kv.chunk_tokens,
-        LIMIT=torch.finfo(q.dtype).max if q.dtype == torch.float16 else 0.0, SOFTCAP=softcap is not None,
+        HALF=half, SOFTCAP=softcap is not None,
         PRECISION=pick_precision(q), num_warps=blocks.num_warps, num_stages=blocks.num_stages,
     )  # fmt: skip
     return Attended(out, lse)

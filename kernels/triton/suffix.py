@@ -13,7 +13,8 @@ from kernels.attention import Attended
 from kernels.triton.launch import pick_precision, power_of_two, rows_apart
 from kernels.triton.prefix import fold_in, multiply, soften
 
-BLOCK_KEYS = 32
+BLOCK_KEYS = 64
+NUM_STAGES = 2
 EVERYTHING = 2**31 - 1  # the widest window an int32 holds
 
 
@@ -126,6 +127,6 @@ def suffix_merge(
         q.stride(0), q.stride(1), *k.stride()[:3], *v.stride()[:3],
         GROUP=group, D=head_dim, DV=v_dim, BLOCK_D=power_of_two(head_dim), BLOCK_DV=power_of_two(v_dim),
         BLOCK_M=tile_rows(group), BLOCK_N=BLOCK_KEYS, SOFTCAP=softcap is not None,
-        PRECISION=pick_precision(q), num_warps=4, num_stages=2,
+        PRECISION=pick_precision(q), num_warps=4, num_stages=NUM_STAGES,
     )  # fmt: skip
     return out

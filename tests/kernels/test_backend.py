@@ -1,5 +1,6 @@
 import importlib.util
 import logging
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -76,35 +77,81 @@ def _ones(shared: Attended) -> Attended:
     return Attended(torch.ones_like(shared.out), shared.lse)
 
 
-def test_flash_in_two_parts_is_causal_attention_of_the_last_tokens(
-    monkeypatch: pytest.MonkeyPatch, generator: torch.Generator
-) -> None:
-    """On the CPU, with the device's own attention played by ours."""
+def played(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
+    """In the place of a device's own flash attention."""
+    rows, keys = q.shape[2], k.shape[2]
+    assert not causal or rows == keys
+    stop = torch.arange(1, rows + 1) if causal else torch.full((rows,), keys)
+    group = q.shape[1] // k.shape[1]
+    blocks = plan_blocks(torch.zeros_like(stop), stop, device=CPU)
+    k, v = (part[0].repeat_interleave(group, 0) for part in (k, v))
+    part = attend(q[0], k, v, blocks, scale=scale)
+    return part.out[None].to(q.dtype), part.lse[None]
 
-    def played(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
-        rows, keys = q.shape[2], k.shape[2]
-        stop = torch.arange(1, rows + 1) if causal else torch.full((rows,), keys)
-        part = attend(q[0], k[0], v[0], plan_blocks(torch.zeros_like(stop), stop, device=CPU), scale=scale)
-        return part.out[None], part.lse[None]
 
-    monkeypatch.setitem(flash.DEVICES, "cpu", flash.Device(played, 128))
+@pytest.fixture
+def device_flash(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[flash.Flash], None]]:
+    """Gives the CPU an attention of its own."""
+    flash._is_right.cache_clear()
     monkeypatch.setattr(flash, "HALVES", (torch.float32,))
+    yield lambda own: monkeypatch.setitem(flash.DEVICES, "cpu", flash.Device(own, 128))
+    flash._is_right.cache_clear()
+
+
+@pytest.mark.parametrize("keys", [20, 57])
+def test_flash_in_two_parts_is_causal_attention_of_the_last_tokens(
+    keys: int, device_flash: Callable[[flash.Flash], None], generator: torch.Generator
+) -> None:
     q = torch.randn((4, 20, 16), generator=generator)
-    k, v = (torch.randn((2, 57, 16), generator=generator) for _ in range(2))
-    for keys in (20, 57):
-        found = flash_attend(q, k[:, :keys], v[:, :keys], scale=0.3, window=EVERYTHING)
-        monkeypatch.setattr(flash, "can_flash", lambda *_, **__: False)
-        expected = flash_attend(q, k[:, :keys], v[:, :keys], scale=0.3, window=EVERYTHING)
-        monkeypatch.undo()
-        monkeypatch.setitem(flash.DEVICES, "cpu", flash.Device(played, 128))
-        monkeypatch.setattr(flash, "HALVES", (torch.float32,))
+    k, v = (torch.randn((2, 57, 16), generator=generator)[:, :keys] for _ in range(2))
+    expected = flash_attend(q, k, v, scale=0.3, window=EVERYTHING)
+    device_flash(played)
 
-        torch.testing.assert_close(found.out, expected.out, atol=1e-5, rtol=0)
-        torch.testing.assert_close(found.lse, expected.lse, atol=1e-5, rtol=0)
+    found = flash_attend(q, k, v, scale=0.3, window=EVERYTHING)
+
+    assert flash.can_flash(q, k, v, window=EVERYTHING, softcap=None)
+    torch.testing.assert_close(found.out, expected.out, atol=1e-5, rtol=0)
+    torch.testing.assert_close(found.lse, expected.lse, atol=1e-5, rtol=0)
 
 
-def test_a_cpu_uses_plain_torch() -> None:
-    assert pick_backend(CPU, 64, torch.float32).name == "torch"
+@pytest.mark.parametrize("fault", ["missing", "wrong"])
+def test_a_flash_attention_that_fails_is_not_used_and_the_log_says_so(
+    fault: str,
+    device_flash: Callable[[flash.Flash], None],
+    generator: torch.Generator,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def faulty(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
+        if fault == "missing":
+            raise NotImplementedError("no such operator")
+        return played(q, k, v, causal=causal, scale=scale * 1.1)
+
+    device_flash(faulty)
+    q, k = torch.randn((4, 5, 16), generator=generator), torch.randn((2, 9, 16), generator=generator)
+
+    with caplog.at_level(logging.WARNING):
+        uses = [flash.can_flash(q, k, k, window=EVERYTHING, softcap=None) for _ in range(2)]
+
+    assert uses == [False, False]
+    assert len(caplog.messages) == 1
+
+
+def test_windows_and_softcaps_are_not_left_to_flash(
+    device_flash: Callable[[flash.Flash], None], generator: torch.Generator
+) -> None:
+    device_flash(played)
+    q, k = torch.randn((4, 5, 16), generator=generator), torch.randn((2, 9, 16), generator=generator)
+
+    assert flash.can_flash(q, k, k, window=9, softcap=None)
+    assert not flash.can_flash(q, k, k, window=8, softcap=None)
+    assert not flash.can_flash(q, k, k, window=9, softcap=5.0)
+    assert not flash.can_flash(q, k, k[..., :8], window=9, softcap=None)
+
+
+def test_a_cpu_and_exact_fp32_use_plain_torch_without_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    assert pick_backend(CPU, 64, torch.bfloat16).name == "torch"
+    assert pick_backend(torch.device("cuda"), 64, torch.float32).name == "torch"
+    assert not caplog.messages
 
 
 @pytest.mark.parametrize("fault", ["missing", "broken", "wrong"])
@@ -121,7 +168,7 @@ def test_a_device_whose_kernels_fail_uses_plain_torch_and_says_why(
         monkeypatch.setattr(backend, "largest_error", lambda *_: float("nan"))
 
     with caplog.at_level(logging.WARNING):
-        found = pick_backend(CPU, 64, torch.float32)
+        found = pick_backend(CPU, 64, torch.bfloat16)
 
     pick_backend.cache_clear()
     assert found.name == "torch"

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from kernels.attention import Attended
 
+NO_TRITON = "Triton is not installed; pip install 'platemaker[test]' brings it"
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 DIMS = [(32, 32), (48, 48), (64, 64), (80, 80), (128, 128), (64, 48), (48, 128)]
 

@@ -5,8 +5,6 @@ import os
 import pytest
 import torch
 
-pytest.importorskip("triton", reason="Triton is not installed; pip install 'platemaker[test]' brings it")
-
 
 @pytest.fixture(scope="session")
 def device() -> torch.device:

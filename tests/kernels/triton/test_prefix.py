@@ -3,9 +3,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.kernels.triton.cases import NO_TRITON, TOLERANCE, Case, assert_close, cases, few
+
+pytest.importorskip("triton", reason=NO_TRITON)
+
 from kernels.triton.launch import Blocks, pick_blocks, split_keys
 from kernels.triton.prefix import merged, prefix_parts, shared_prefix
-from tests.kernels.triton.cases import TOLERANCE, Case, assert_close, cases, few
 
 SMALL = Blocks(rows=16, keys=32, num_warps=4, num_stages=2, waves=1)
 

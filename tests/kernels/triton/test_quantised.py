@@ -6,9 +6,12 @@ from hypothesis import strategies as st
 from kernels.codecs.affine import Quantised, dequantise
 from kernels.codecs.base import CHANNELS, TOKENS
 from kernels.codecs.int8 import Int8
+from tests.kernels.triton.cases import NO_TRITON, Case, assert_close, cases, few
+
+pytest.importorskip("triton", reason=NO_TRITON)
+
 from kernels.triton.launch import pick_int8_blocks
 from kernels.triton.quantised import QuantisedKV, quantise_kv, quantised_prefix
-from tests.kernels.triton.cases import Case, assert_close, cases, few
 
 
 def restored(kv: QuantisedKV) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,13 +1,17 @@
 from dataclasses import dataclass
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
 from kernels.attention import Attended, fold
+from tests.kernels.triton.cases import DIMS, NO_TRITON, TOLERANCE, attend_exactly, few, moved
+
+pytest.importorskip("triton", reason=NO_TRITON)
+
 from kernels.triton.suffix import plan_tiles, suffix_merge, tile_rows
-from tests.kernels.triton.cases import DIMS, TOLERANCE, attend_exactly, few, moved
 
 
 @dataclass
