@@ -9,7 +9,8 @@ KernelError
 |-- ContextExceeded            prompt and answer do not fit the model's context
 |-- NonFiniteLogits            the model's numbers are NaN or infinite
 |-- NonFiniteKV                the same in its KV, where a lossy codec would hide it
-`-- ChunkMismatch              bytes of a KV chunk do not fit this model
+|-- ChunkMismatch              bytes of a KV chunk do not fit this model
+`-- ProbeMismatch              the model does not compute from stored KV what it did when it was stored
 """
 
 
@@ -79,3 +80,9 @@ class ChunkMismatch(KernelError):
     def __init__(self, what: str) -> None:
         super().__init__(f"A stored KV chunk does not fit this model: {what}.")
         self.what = what
+
+
+class ProbeMismatch(KernelError):
+    def __init__(self, error: float) -> None:
+        super().__init__(f"The stored KV does not mean what it did when it was stored: logits differ by {error:.3g}.")
+        self.error = error

@@ -1,9 +1,58 @@
 """Preallocated KV: one for a document, shared by all its questions, and one small one per question."""
 
+import threading
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+
+class LayerShape(NamedTuple):
+    """What one token takes in a layer."""
+
+    kv_heads: int
+    key_dim: int
+    value_dim: int
+
+
+class LayerKV(NamedTuple):
+    """`keys` [kv_heads, capacity, key_dim] and `values` [kv_heads, capacity, value_dim]."""
+
+    keys: Tensor
+    values: Tensor
+
+
+class Arrivals:
+    """Which layers are whole, of a KV that another thread is loading chunk by chunk."""
+
+    def __init__(self, layers: Iterable[int], num_chunks: int) -> None:
+        self._missing = dict.fromkeys(layers, num_chunks)
+        self._error: BaseException | None = None
+        self._changed = threading.Condition()
+
+    def note(self, layers: Iterable[int]) -> None:
+        """One more chunk of each of these layers has come."""
+        with self._changed:
+            for layer in layers:
+                self._missing[layer] -= 1
+            self._changed.notify_all()
+
+    def fail(self, error: BaseException) -> None:
+        """No more will come: whoever waits gets the error."""
+        with self._changed:
+            self._error = error
+            self._changed.notify_all()
+
+    def wait(self, layer: int) -> None:
+        """Returns once the layer is whole."""
+        if self._missing[layer] == 0:
+            return
+        with self._changed:
+            self._changed.wait_for(lambda: self._missing[layer] == 0 or self._error is not None)
+            if self._missing[layer] and self._error is not None:
+                raise self._error
 
 
 @dataclass
@@ -11,13 +60,41 @@ class PrefixKV:
     """The KV of one document, for `capacity` tokens, of which `length` are filled.
 
     `keys[layer]` and `values[layer]` are [kv_heads, capacity, head_dim] on the device, made when a layer is first
-    written. Prefill owns and fills it; afterwards it is read-only and shared by every question.
+    written. Prefill owns and fills it; afterwards it is read-only and shared by every question. While it is being
+    loaded, `layer` waits for what has not come yet.
     """
 
     capacity: int
     length: int = 0
     keys: dict[int, Tensor] = field(default_factory=dict)
     values: dict[int, Tensor] = field(default_factory=dict)
+    arrivals: Arrivals | None = None
+
+    @classmethod
+    def empty(
+        cls, capacity: int, shapes: Mapping[int, LayerShape], *, dtype: torch.dtype, device: torch.device
+    ) -> "PrefixKV":
+        """Room for `capacity` tokens in every layer."""
+        kv = cls(capacity)
+        for layer, shape in shapes.items():
+            keys = (shape.kv_heads, capacity, shape.key_dim)
+            values = (shape.kv_heads, capacity, shape.value_dim)
+            kv.keys[layer] = torch.empty(keys, dtype=dtype, device=device)
+            kv.values[layer] = torch.empty(values, dtype=dtype, device=device)
+        return kv
+
+    def layer(self, layer: int) -> LayerKV:
+        """A layer's KV, once it is there."""
+        if self.arrivals is not None:
+            self.arrivals.wait(layer)
+        return LayerKV(self.keys[layer], self.values[layer])
+
+    @property
+    def shapes(self) -> dict[int, LayerShape]:
+        return {
+            layer: LayerShape(keys.shape[0], keys.shape[2], self.values[layer].shape[2])
+            for layer, keys in self.keys.items()
+        }
 
     @property
     def num_layers(self) -> int:

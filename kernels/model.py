@@ -1,8 +1,9 @@
 """A causal language model of transformers with our attention, ready for prefill and decode."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from kernels.device import pick_device, pick_dtype, set_threads
 from kernels.errors import ModelIncomplete, ModelMissing, ModelUnsupported
 from kernels.gguf import convert_gguf
 from kernels.identity import ModelIdentity, config_digest, digest_json, tokenizer_digest, weights_digest
-from kernels.kv import PrefixKV, SuffixKV
+from kernels.kv import LayerShape, PrefixKV, SuffixKV
 from kernels.prompt import Prompter
 from kernels.settings import KernelSettings, user_cache_dir
 from kernels.steps import ATTENTION_NAME, DecodeStep, PrefillStep, run_step
@@ -39,6 +40,19 @@ class LanguageModel:
         """Logits [kept, vocab] in fp32; see run_step."""
         with torch.inference_mode():
             return run_step(self.hf, step, torch.tensor(ids, device=self.device), keep)
+
+    @cached_property
+    def kv_shapes(self) -> dict[int, LayerShape]:
+        """What a token takes in each layer, found by running one."""
+        kv = PrefixKV(1)
+        self.forward(PrefillStep(kv, 0, 1), [0], 1)
+        return kv.shapes
+
+    def new_kv(self, capacity: int, make_room: Callable[[int], None] = lambda _size_bytes: None) -> PrefixKV:
+        """Room for a document of this many tokens; `make_room(size_bytes)` is called before it is taken."""
+        numbers = sum(shape.kv_heads * (shape.key_dim + shape.value_dim) for shape in self.kv_shapes.values())
+        make_room(capacity * numbers * self.dtype.itemsize)
+        return PrefixKV.empty(capacity, self.kv_shapes, dtype=self.dtype, device=self.device)
 
 
 def model_folder(name: str) -> Path:

@@ -44,7 +44,7 @@ class PrefillStep:
     def attend(
         self, layer: int, q: Tensor, *, scale: float, window: int, softcap: float | None
     ) -> tuple[Attended, int]:
-        keys, values = self.kv.keys[layer], self.kv.values[layer]
+        keys, values = self.kv.layer(layer)
         kv_heads = keys.shape[0]
         group = q.shape[0] // kv_heads
         blocks = self._blocks.get((window, group))
@@ -96,7 +96,7 @@ class DecodeStep:
     def attend(
         self, layer: int, q: Tensor, *, scale: float, window: int, softcap: float | None
     ) -> tuple[Attended, int]:
-        keys, values = self.prefix.keys[layer], self.prefix.values[layer]
+        keys, values = self.prefix.layer(layer)
         kv_heads = keys.shape[0]
         group = q.shape[0] // kv_heads
         length = self.prefix.length

@@ -10,6 +10,7 @@ from kernels.architecture import check_architecture, context_len, read_config
 from kernels.codecs import LAYOUT
 from kernels.identity import ModelIdentity
 from kernels.model import LanguageModel, load_model, model_folder, model_identity
+from kernels.prefill import chunk_stops
 from kernels.prompt import Prompter, ids_digest
 from kernels.settings import KernelSettings
 from storage.fingerprint import Fingerprint
@@ -61,6 +62,10 @@ class Engine:
             codec=self.settings.codec,
             layout=LAYOUT,
         )
+
+    def chunk_stops(self, num_tokens: int) -> tuple[int, ...]:
+        """Where the chunks of a prefix of this many tokens end."""
+        return chunk_stops(num_tokens, self.prompter.head_tokens, self.settings.chunk_tokens)
 
     def check_fingerprint(self, snapshot_id: int, fields: dict[str, str | int]) -> None:
         """

@@ -1,5 +1,5 @@
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import NamedTuple, Protocol
 
@@ -47,6 +47,16 @@ class ObjectStore(Protocol):
 
     def get(self, key: str) -> bytes:
         """Raises: ObjectMissing."""
+
+    def read_into(self, key: str, start: int, into: Sequence[memoryview]) -> int:
+        """Fill the writable views, one after the other, with the object's bytes from `start` on.
+
+        Returns the size of the whole object; where it ends before the views do, the rest of them is left alone.
+        Raises: ObjectMissing.
+        """
+
+    def drop_copy(self, key: str) -> bool:
+        """Let go of a nearer copy of the object. True: there was one, so reading again may give other bytes."""
 
     def size(self, key: str) -> int:
         """Size in bytes. Raises: ObjectMissing."""

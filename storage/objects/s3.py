@@ -3,7 +3,7 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import closing, contextmanager, suppress
 from datetime import UTC, datetime, timedelta
@@ -54,9 +54,18 @@ class _Connection(NamedTuple):
 
 
 class _Part(NamedTuple):
+    start: int
     body: StreamingBody
     version: str
     object_bytes: int
+
+
+class _Piece(NamedTuple):
+    """A view and the bytes [start, stop) of the object that it takes."""
+
+    start: int
+    stop: int
+    view: memoryview
 
 
 class _ReplacedError(Exception):
@@ -91,6 +100,23 @@ class S3Store:
                 with suppress(_ReplacedError):
                     return self._get_parts(where)
         raise StoreUnavailable(f"Object {key} was replaced again and again while it was read.")
+
+    def read_into(self, key: str, start: int, into: Sequence[memoryview]) -> int:
+        where = self._where(key)
+        views = [view.cast("B") for view in into]
+        size = sum(view.nbytes for view in views)
+        with self._translated(key):
+            for _ in range(_READ_ATTEMPTS):
+                first = self._open_part(where, start, start + size) if size else None
+                if first is None:
+                    return self.size(key)
+                with suppress(_ReplacedError):
+                    self._read_part(where, first, start, views, min(size, first.object_bytes - start))
+                    return first.object_bytes
+        raise StoreUnavailable(f"Object {key} was replaced again and again while it was read.")
+
+    def drop_copy(self, key: str) -> bool:
+        return False
 
     def size(self, key: str) -> int:
         where = self._where(key)
@@ -216,7 +242,7 @@ class S3Store:
 
             def read_part(start: int) -> None:
                 with memory[start : start + PART_BYTES] as into:
-                    self._read_part(where, first, start, into)
+                    self._read_part(where, first, start, [into], into.nbytes)
 
             if len(memory) > PART_BYTES:
                 _run_all(self._connection().pool, read_part, range(0, len(memory), PART_BYTES))
@@ -224,20 +250,27 @@ class S3Store:
                 read_part(0)
         return buffer.getvalue()
 
-    def _read_part(self, where: dict[str, str], first: _Part, start: int, into: memoryview) -> None:
-        """Fill `into`. boto3 retries requests but not bodies: after a break, go on behind what has come."""
-        num_read = 0
-        part = first if start == 0 else None
+    def _read_part(
+        self, where: dict[str, str], first: _Part, start: int, into: Sequence[memoryview], num_bytes: int
+    ) -> None:
+        """Fill `into` with the bytes from `start` on, of an object whose first part has been asked for.
+
+        boto3 retries requests but not bodies: after a break, go on behind what has come.
+        """
+        stop = start + num_bytes
+        at = start
+        part = first if first.start == start else None
         for attempts_left in reversed(range(_READ_ATTEMPTS)):
-            part = part or self._open_part(where, start + num_read, start + len(into))
+            part = part or self._open_part(where, at, stop)
             if part is None:
                 raise _ReplacedError
             try:
                 with closing(part.body) as body:
                     if part.version != first.version:
                         raise _ReplacedError
-                    while num_read < len(into):
-                        num_read += _read_some(body, into[num_read : num_read + _READ_BYTES])
+                    for piece in _pieces(into, start, stop):
+                        while at < piece.stop:
+                            at += _read_some(body, piece.view[at - piece.start :][:_READ_BYTES])
                 return
             except _BROKEN_BODY:
                 if not attempts_left:
@@ -253,7 +286,7 @@ class S3Store:
             if exc.response["Error"]["Code"] in {"InvalidRange", "416"}:
                 return None
             raise
-        return _Part(answer["Body"], answer["ETag"], int(answer["ContentRange"].rpartition("/")[2]))
+        return _Part(start, answer["Body"], answer["ETag"], int(answer["ContentRange"].rpartition("/")[2]))
 
     @contextmanager
     def _translated(self, key: str | None = None) -> Iterator[None]:
@@ -298,6 +331,13 @@ def _run_all(pool: ThreadPoolExecutor, work: Callable[[int], _T], starts: Iterab
         for future in futures:
             future.cancel()
         wait(futures)
+
+
+def _pieces(into: Sequence[memoryview], start: int, stop: int) -> Iterator[_Piece]:
+    for view in into:
+        end = min(start + view.nbytes, stop)
+        yield _Piece(start, end, view[: end - start])
+        start = end
 
 
 def _read_some(body: StreamingBody, into: memoryview) -> int:

@@ -47,7 +47,7 @@ from kernels.errors import ModelUnsupported
 from kernels.kv import PrefixKV, SuffixKV
 from kernels.model import LanguageModel, check_split, load_model, prepare_model
 from kernels.params import GenerationParams
-from kernels.prefill import prefill
+from kernels.prefill import chunk_stops, prefill
 from kernels.settings import KernelSettings
 from kernels.steps import DecodeStep
 
@@ -155,7 +155,7 @@ class Case:
         self.first_logits.append(logits[0])
 
     def read(self, chunk_tokens: int) -> PrefixKV:
-        return prefill(self.model, self.prefix, chunk_tokens=chunk_tokens).kv
+        return prefill(self.model, self.prefix, stops=chunk_stops(len(self.prefix), 0, chunk_tokens)).kv
 
     def error_of_first_logits(self, kv: PrefixKV) -> float:
         counts = [len(question) for question in self.questions]
@@ -214,7 +214,7 @@ def test_the_first_logits_equal_one_run_over_everything(case: Case, chunk_tokens
 def test_the_probe_is_the_best_of_one_run_over_the_document(case: Case) -> None:
     expected = case.reference_logits(case.prefix)
 
-    probe = prefill(case.model, case.prefix, chunk_tokens=64).probe
+    probe = prefill(case.model, case.prefix, stops=chunk_stops(len(case.prefix), 0, 64)).probe
 
     for token, logit in zip(probe.token_ids, probe.logits, strict=True):
         assert abs(float(expected[token]) - logit) <= TOLERANCE
@@ -240,7 +240,7 @@ def test_an_answer_is_the_same_from_stored_chunks(case: Case) -> None:
     prefill(
         case.model,
         case.prefix,
-        chunk_tokens=64,
+        stops=chunk_stops(length, 0, 64),
         on_chunk=lambda kv, start, stop: stored.append((start, stop, encode_chunk(kv, start, stop, "none"))),
     )
 
@@ -258,7 +258,7 @@ def test_prefill_goes_on_behind_chunks_that_exist_already(case: Case) -> None:
     decode_chunk(encode_chunk(whole, 0, 64, "none"), half, 0, 64, codec="none", dtype="float32", device="cpu")
     half.length = 64
 
-    result = prefill(case.model, case.prefix, chunk_tokens=64, kv=half)
+    result = prefill(case.model, case.prefix, stops=chunk_stops(len(case.prefix), 0, 64), kv=half)
 
     assert result.computed_tokens == len(case.prefix) - 64
     assert case.error_of_first_logits(result.kv) <= TOLERANCE
