@@ -1,0 +1,549 @@
+// Attention of one layer on a CPU, with the running softmax of arXiv:1805.02867 in the blocks of arXiv:2205.14135.
+//
+// Everything is computed transposed: the query rows lie along the vector lanes, in panels of up to 3 vectors. A score
+// is then a broadcast key element times a vector of queries, so keys are read as they are stored, the softmax runs down
+// the lanes without a horizontal step, and values are again broadcast. Scores are kept in units of log 2.
+//
+// NaN has to stay NaN and a row that sees no key has to come out as 0, so this is not compiled with -ffast-math, and
+// the order of operands in `at_least`, `at_most` and the maximum matters.
+
+#include <atomic>
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+#include <new>
+#include <vector>
+
+#if defined(__AVX512F__)
+#define LANES 16
+#define REGISTERS 32
+#elif defined(__AVX__)
+#define LANES 8
+#define REGISTERS 16
+#elif defined(__aarch64__)
+#define LANES 4
+#define REGISTERS 32
+#else
+#define LANES 4
+#define REGISTERS 16
+#endif
+
+namespace {
+
+typedef int64_t i64;
+typedef float vf __attribute__((vector_size(LANES * 4)));
+typedef int32_t vi __attribute__((vector_size(LANES * 4)));
+typedef float vf_unaligned __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
+typedef int32_t vi_unaligned __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
+
+struct bf16 {
+    uint16_t bits;
+};
+
+constexpr int WIDE = 3;                            // vectors of query rows in a full panel
+constexpr int TILE = REGISTERS == 32 ? 8 : 4;      // keys, or dimensions of values, that a full panel takes at once
+constexpr int TILE_NARROW = 8;                     // the same for a panel of one vector
+constexpr int COLUMNS = 16;                        // values are packed in columns of these many dimensions
+constexpr float INF = std::numeric_limits<float>::infinity();
+constexpr double LOG2E = 1.4426950408889634;
+constexpr double LN2 = 0.6931471805599453;
+
+inline vf load(const float* p) { return *reinterpret_cast<const vf_unaligned*>(p); }
+inline void store(float* p, vf x) { *reinterpret_cast<vf_unaligned*>(p) = x; }
+inline vi load(const int32_t* p) { return *reinterpret_cast<const vi_unaligned*>(p); }
+inline vf splat(float x) { return x - vf{}; }
+inline vf at_least(vf x, float low) { vf l = splat(low); return l > x ? l : x; }   // NaN stays
+inline vf at_most(vf x, float high) { vf h = splat(high); return h < x ? h : x; }  // NaN stays
+
+inline float to_float(float x) { return x; }
+inline float to_float(bf16 x) {
+    uint32_t bits = uint32_t(x.bits) << 16;
+    float f;
+    std::memcpy(&f, &bits, 4);
+    return f;
+}
+inline void from_float(float x, float* p) { *p = x; }
+inline void from_float(float x, bf16* p) {
+    uint32_t bits;
+    std::memcpy(&bits, &x, 4);
+    p->bits = x != x ? uint16_t((bits >> 16) | 0x40) : uint16_t((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+
+// 2^x for x < 127, with a relative error below 2e-7; what is below 2^-126 becomes 0.
+inline vf exp2(vf x) {
+    x = at_least(x, -127.0f);
+    const vf magic = splat(12582912.0f + 127.0f);  // 1.5 * 2^23 rounds to a whole number, in the low bits; 127: bias
+    vf t = x + magic;
+    vf f = x - (t - magic);
+    vf p = splat(0.001326472731307149f);
+    p = p * f + 0.009671512991189957f;
+    p = p * f + 0.05550733581185341f;
+    p = p * f + 0.24022242426872253f;
+    p = p * f + 0.6931470036506653f;
+    p = p * f + 1.0f;
+    return p * (vf)((vi)t << 23);
+}
+
+struct Scratch {
+    char* memory = nullptr;
+    size_t size = 0;
+    ~Scratch() { std::free(memory); }
+    void reserve(size_t wanted) {
+        if (wanted <= size) return;
+        std::free(memory);
+        size = (wanted + (wanted >> 2) + 4095) & ~size_t(4095);
+        memory = static_cast<char*>(std::aligned_alloc(64, size));
+        if (memory == nullptr) {
+            size = 0;
+            throw std::bad_alloc();
+        }
+    }
+};
+
+thread_local Scratch scratch;
+
+// Rows that are computed together over one KV head: row r is token r / group, member r % group.
+struct Rows {
+    const void* q;
+    bool q_is_bf16;
+    i64 token_stride, member_stride;
+    i64 first_row, count;
+    int group;
+    i64 position;  // of token 0, counted in these keys; the next tokens stand behind it
+    const i64* positions;  // or each token's own
+    i64 window;
+    i64 at(i64 row) const {
+        i64 token = (first_row + row) / group;
+        return positions ? positions[token] : position + token;
+    }
+};
+
+struct Keys {
+    const void *k, *v;
+    i64 k_stride, v_stride;
+    i64 begin, end;
+    int dim, v_dim;
+};
+
+struct Softmax {
+    float scale, softcap;  // softcap 0: none
+};
+
+struct Panel {
+    int width;  // in vectors
+    i64 row;
+    int32_t low, high, full_low, full_high;  // keys that some row sees; keys that all rows see
+};
+
+// What `attend` leaves: `out` is [v_dim][panel width] for each panel, not yet divided by `total`; `peak` in log 2.
+struct Found {
+    std::vector<Panel>* panels;
+    float *out, *peak, *total;
+    i64 out_dim;
+};
+
+template <int M, int N>
+inline void score_tile(const float* k, i64 stride, const float* q, int dim, float* s) {
+    vf sum[M][N];
+#pragma GCC unroll 8
+    for (int m = 0; m < M; m++)
+#pragma GCC unroll 3
+        for (int n = 0; n < N; n++) sum[m][n] = vf{};
+    for (int d = 0; d < dim; d++) {
+        vf b[N];
+#pragma GCC unroll 3
+        for (int n = 0; n < N; n++) b[n] = load(q + (i64(d) * N + n) * LANES);
+#pragma GCC unroll 8
+        for (int m = 0; m < M; m++) {
+            vf a = splat(k[m * stride + d]);
+#pragma GCC unroll 3
+            for (int n = 0; n < N; n++) sum[m][n] += a * b[n];
+        }
+    }
+#pragma GCC unroll 8
+    for (int m = 0; m < M; m++)
+#pragma GCC unroll 3
+        for (int n = 0; n < N; n++) store(s + (m * N + n) * LANES, sum[m][n]);
+}
+
+template <int M, int N>
+inline void value_tile(const float* v, const float* p, int keys, const vf* decay, float* out) {
+    vf sum[M][N];
+#pragma GCC unroll 8
+    for (int m = 0; m < M; m++)
+#pragma GCC unroll 3
+        for (int n = 0; n < N; n++) sum[m][n] = load(out + (m * N + n) * LANES) * decay[n];
+    for (int key = 0; key < keys; key++) {
+        vf b[N];
+#pragma GCC unroll 3
+        for (int n = 0; n < N; n++) b[n] = load(p + (i64(key) * N + n) * LANES);
+#pragma GCC unroll 8
+        for (int m = 0; m < M; m++) {
+            vf a = splat(v[i64(key) * COLUMNS + m]);
+#pragma GCC unroll 3
+            for (int n = 0; n < N; n++) sum[m][n] += a * b[n];
+        }
+    }
+#pragma GCC unroll 8
+    for (int m = 0; m < M; m++)
+#pragma GCC unroll 3
+        for (int n = 0; n < N; n++) store(out + (m * N + n) * LANES, sum[m][n]);
+}
+
+// Scores -> weights of one block, in place; `decay` is what the sums of the earlier blocks have to be multiplied by.
+template <int N>
+inline void weigh(float* s, int keys, int32_t key0, const int32_t* first, const int32_t* stop, bool masked,
+                  float softcap, float* peak, float* total, vf* decay) {
+    vf top[N], shift[N], sum[N];
+    for (int n = 0; n < N; n++) top[n] = load(peak + n * LANES);
+    if (masked || softcap != 0) {
+        vi low[N], high[N];
+        for (int n = 0; n < N; n++) low[n] = load(first + n * LANES), high[n] = load(stop + n * LANES);
+        const float cap = float(softcap * LOG2E);
+        for (int key = 0; key < keys; key++) {
+            vi position = (key0 + key) - vi{};
+            for (int n = 0; n < N; n++) {
+                float* at = s + (i64(key) * N + n) * LANES;
+                vf x = load(at);
+                if (softcap != 0) x = cap - 2.0f * cap / (1.0f + exp2(at_most(x, 126.0f)));  // cap * tanh
+                if (masked) x = (position >= low[n]) & (position < high[n]) ? x : splat(-INF);
+                store(at, x);
+            }
+        }
+    }
+    for (int key = 0; key < keys; key++)
+        for (int n = 0; n < N; n++) {
+            vf x = load(s + (i64(key) * N + n) * LANES);
+            top[n] = x > top[n] ? x : top[n];  // skips NaN, whose weight is NaN below
+        }
+    for (int n = 0; n < N; n++) {
+        shift[n] = top[n] == splat(-INF) ? vf{} : top[n];  // nothing seen yet: shifted by 0, so that nothing becomes NaN
+        decay[n] = exp2(load(peak + n * LANES) - shift[n]);
+        sum[n] = vf{};
+    }
+    for (int key = 0; key < keys; key++)
+        for (int n = 0; n < N; n++) {
+            float* at = s + (i64(key) * N + n) * LANES;
+            vf p = exp2(load(at) - shift[n]);
+            sum[n] += p;
+            store(at, p);
+        }
+    for (int n = 0; n < N; n++) {
+        store(total + n * LANES, load(total + n * LANES) * decay[n] + sum[n]);
+        store(peak + n * LANES, top[n]);
+    }
+}
+
+struct Block {
+    const float* k;
+    i64 k_stride;
+    const float* v;  // [columns of 16 dimensions][capacity][16]
+    i64 capacity;
+    i64 begin;
+};
+
+template <int N>
+void attend_block(const Panel& panel, const Block& block, i64 begin, i64 end, int dim, int v_dim, float softcap,
+                  const float* q, const int32_t* first, const int32_t* stop, float* s, const Found& found) {
+    constexpr int M = N == 1 ? TILE_NARROW : TILE;
+    const int keys = int(end - begin);
+    const float* k = block.k + (begin - block.begin) * block.k_stride;
+    int key = 0;
+    for (; key + M <= keys; key += M) score_tile<M, N>(k + key * block.k_stride, block.k_stride, q, dim, s + key * N * LANES);
+    for (; key < keys; key++) score_tile<1, N>(k + key * block.k_stride, block.k_stride, q, dim, s + key * N * LANES);
+    vf decay[N];
+    const bool masked = begin < panel.full_low || end > panel.full_high;
+    weigh<N>(s, keys, int32_t(begin), first + panel.row, stop + panel.row, masked, softcap, found.peak + panel.row,
+             found.total + panel.row, decay);
+    float* out = found.out + panel.row * found.out_dim;
+    for (int d = 0; d < v_dim; d += M) {
+        const float* v = block.v + (d / COLUMNS * block.capacity + (begin - block.begin)) * COLUMNS + d % COLUMNS;
+        value_tile<M, N>(v, s, keys, decay, out + i64(d) * N * LANES);
+    }
+}
+
+template <typename T>
+void pack_values(const T* v, i64 stride, int keys, int v_dim, i64 capacity, float* to) {
+    for (int d = 0; d < v_dim; d += COLUMNS) {
+        float* column = to + d / COLUMNS * capacity * COLUMNS;
+        const int width = v_dim - d < COLUMNS ? v_dim - d : COLUMNS;
+        if (width == COLUMNS) {
+            for (int key = 0; key < keys; key++)
+                for (int i = 0; i < COLUMNS; i++) column[key * COLUMNS + i] = to_float(v[key * stride + d + i]);
+        } else {
+            for (int key = 0; key < keys; key++)
+                for (int i = 0; i < COLUMNS; i++)
+                    column[key * COLUMNS + i] = i < width ? to_float(v[key * stride + d + i]) : 0.0f;
+        }
+    }
+}
+
+inline const float* as_floats(const float* k, i64, int, int, float*) { return k; }
+inline const float* as_floats(const bf16* k, i64 stride, int keys, int dim, float* to) {
+    for (int key = 0; key < keys; key++)
+        for (int d = 0; d < dim; d++) to[i64(key) * dim + d] = to_float(k[key * stride + d]);
+    return to;
+}
+
+template <typename Q>
+void pack_queries(const Rows& rows, const std::vector<Panel>& panels, int dim, float scale, float* to) {
+    for (const Panel& panel : panels) {
+        const int width = panel.width * LANES;
+        float* at = to + panel.row * dim;
+        for (int lane = 0; lane < width; lane++) {
+            const i64 row = panel.row + lane;
+            if (row >= rows.count) {
+                for (int d = 0; d < dim; d++) at[i64(d) * width + lane] = 0.0f;
+                continue;
+            }
+            const i64 token = (rows.first_row + row) / rows.group, member = (rows.first_row + row) % rows.group;
+            const Q* q = static_cast<const Q*>(rows.q) + token * rows.token_stride + member * rows.member_stride;
+            for (int d = 0; d < dim; d++) at[i64(d) * width + lane] = to_float(q[d]) * scale;
+        }
+    }
+}
+
+template <typename T>
+Found attend(const Rows& rows, const Keys& keys, const Softmax& softmax) {
+    thread_local std::vector<Panel> panels;
+    panels.clear();
+    i64 padded = 0;
+    while (padded < rows.count) {
+        const i64 left = rows.count - padded;
+        const int width = left >= WIDE * LANES ? WIDE : int((left + LANES - 1) / LANES);
+        panels.push_back({width, padded, 0, 0, 0, 0});
+        padded += width * LANES;
+    }
+    const int out_dim = (keys.v_dim + COLUMNS - 1) / COLUMNS * COLUMNS;
+    const int larger = keys.dim > out_dim ? keys.dim : out_dim;
+    int step = 8192 / larger / 8 * 8;  // keys in a block: 32 KiB of them, and as much of values
+    step = step < 32 ? 32 : step > 128 ? 128 : step;
+
+    const i64 q_size = padded * keys.dim, out_size = padded * out_dim, s_size = i64(step) * WIDE * LANES;
+    const i64 k_size = sizeof(T) == 4 ? 0 : i64(step) * keys.dim, v_size = i64(step) * out_dim;
+    // each part begins at a multiple of 64 bytes
+    auto round = [](i64 floats) { return (floats + 15) & ~i64(15); };
+    scratch.reserve(size_t(round(q_size) + out_size + round(s_size) + round(k_size) + v_size + 4 * round(padded)) * 4);
+    float* q = reinterpret_cast<float*>(scratch.memory);
+    float* out = q + round(q_size);
+    float* s = out + out_size;
+    float* k_copy = s + round(s_size);
+    float* v_copy = k_copy + round(k_size);
+    float* peak = v_copy + v_size;
+    float* total = peak + round(padded);
+    int32_t* first = reinterpret_cast<int32_t*>(total + round(padded));
+    int32_t* stop = first + round(padded);
+
+    i64 begin = keys.end, end = keys.begin;
+    for (Panel& panel : panels) {
+        panel.low = panel.full_high = std::numeric_limits<int32_t>::max();
+        panel.high = panel.full_low = 0;
+        for (int lane = 0; lane < panel.width * LANES; lane++) {
+            const i64 row = panel.row + lane;
+            const i64 at = rows.at(row < rows.count ? row : rows.count - 1);
+            const i64 low = at - rows.window + 1 > keys.begin ? at - rows.window + 1 : keys.begin;
+            const i64 high = at + 1 < keys.end ? at + 1 : keys.end;
+            first[row] = int32_t(low < keys.end ? low : keys.end);
+            stop[row] = int32_t(high > keys.begin ? high : keys.begin);
+            panel.low = first[row] < panel.low ? first[row] : panel.low;
+            panel.full_low = first[row] > panel.full_low ? first[row] : panel.full_low;
+            panel.high = stop[row] > panel.high ? stop[row] : panel.high;
+            panel.full_high = stop[row] < panel.full_high ? stop[row] : panel.full_high;
+            peak[row] = -INF;
+            total[row] = 0.0f;
+        }
+        begin = panel.low < begin ? panel.low : begin;
+        end = panel.high > end ? panel.high : end;
+    }
+    std::memset(out, 0, size_t(out_size) * 4);
+    const double scale = softmax.scale * LOG2E * (softmax.softcap != 0 ? 2.0 / softmax.softcap : 1.0);
+    if (rows.q_is_bf16)
+        pack_queries<bf16>(rows, panels, keys.dim, float(scale), q);
+    else
+        pack_queries<float>(rows, panels, keys.dim, float(scale), q);
+
+    const Found found = {&panels, out, peak, total, out_dim};
+    const T* k = static_cast<const T*>(keys.k);
+    const T* v = static_cast<const T*>(keys.v);
+    for (i64 from = begin; from < end; from += step) {
+        const i64 to = from + step < end ? from + step : end;
+        const T* block_k = k + from * keys.k_stride;
+        const Block block = {as_floats(block_k, keys.k_stride, int(to - from), keys.dim, k_copy),
+                             sizeof(T) == 4 ? keys.k_stride : keys.dim, v_copy, step, from};
+        pack_values(v + from * keys.v_stride, keys.v_stride, int(to - from), keys.v_dim, step, v_copy);
+        for (const Panel& panel : panels) {
+            const i64 low = panel.low > from ? panel.low : from, high = panel.high < to ? panel.high : to;
+            if (low >= high) continue;
+            const float* panel_q = q + panel.row * keys.dim;
+            auto run = panel.width == 3 ? attend_block<3> : panel.width == 2 ? attend_block<2> : attend_block<1>;
+            run(panel, block, low, high, keys.dim, keys.v_dim, softmax.softcap, panel_q, first, stop, s, found);
+        }
+    }
+    return found;
+}
+
+typedef void (*Parallel)(void (*)(void*), void*, unsigned, unsigned);  // GOMP_parallel
+
+// Hands out tasks in order to the threads of the process's own OpenMP. False: memory ran out.
+template <typename F>
+bool for_each_task(i64 tasks, int threads, Parallel parallel, const F& work) {
+    struct Shared {
+        const F& work;
+        i64 tasks;
+        std::atomic<i64> next{0};
+        std::atomic<bool> failed{false};
+    } shared = {work, tasks};
+    auto loop = [](void* given) {
+        Shared& shared = *static_cast<Shared*>(given);
+        for (i64 task; (task = shared.next.fetch_add(1)) < shared.tasks;) {
+            try {
+                shared.work(task);
+            } catch (const std::bad_alloc&) {
+                shared.failed = true;
+            }
+        }
+    };
+    if (threads > tasks) threads = int(tasks);
+    if (threads > 1)
+        parallel(loop, &shared, unsigned(threads), 0);
+    else
+        loop(&shared);
+    return !shared.failed;
+}
+
+template <typename F>
+void for_each_row(const Found& found, i64 count, const F& visit) {
+    for (const Panel& panel : *found.panels)
+        for (int lane = 0; lane < panel.width * LANES && panel.row + lane < count; lane++)
+            visit(panel.row + lane, found.out + panel.row * found.out_dim + lane, i64(panel.width) * LANES);
+}
+
+}  // namespace
+
+extern "C" {
+
+// Strides count elements. Types: 0 float32, 1 bfloat16.
+struct PrefixCall {
+    const void *q, *k, *v;
+    float *out, *lse;        // [parts, kv_heads, tokens * group, v_dim] and without v_dim
+    const i64* positions;    // of each token, or null: the tokens are the last of the keys
+    i64 q_type, kv_type, kv_heads, group, tokens, keys, dim, v_dim;
+    i64 q_head, q_token, q_member, k_head, k_token, v_head, v_token;
+    i64 window, begin, parts, rows_per_task, threads;
+    double scale, softcap;
+    Parallel parallel;
+};
+
+int attend_prefix(const PrefixCall* call) {
+    const PrefixCall& c = *call;
+    const i64 rows = c.tokens * c.group, blocks = (rows + c.rows_per_task - 1) / c.rows_per_task;
+    const i64 step = ((c.keys - c.begin + c.parts - 1) / c.parts + 15) / 16 * 16;
+    const i64 q_size = c.q_type ? 2 : 4, kv_size = c.kv_type ? 2 : 4;
+    auto work = [&](i64 task) {
+        const i64 head = task / (c.parts * blocks), part = task / blocks % c.parts;
+        const i64 first_row = (blocks - 1 - task % blocks) * c.rows_per_task;  // later rows see more keys: first
+        const i64 count = rows - first_row < c.rows_per_task ? rows - first_row : c.rows_per_task;
+        const i64 begin = c.begin + part * step < c.keys ? c.begin + part * step : c.keys;
+        const i64 end = begin + step < c.keys ? begin + step : c.keys;
+        const Rows these = {static_cast<const char*>(c.q) + head * c.q_head * q_size, c.q_type == 1, c.q_token,
+                            c.q_member, first_row, count, int(c.group), c.keys - c.tokens, c.positions, c.window};
+        const Keys keys = {static_cast<const char*>(c.k) + head * c.k_head * kv_size,
+                           static_cast<const char*>(c.v) + head * c.v_head * kv_size,
+                           c.k_token, c.v_token, begin, end, int(c.dim), int(c.v_dim)};
+        const Softmax softmax = {float(c.scale), float(c.softcap)};
+        const Found found = c.kv_type ? attend<bf16>(these, keys, softmax) : attend<float>(these, keys, softmax);
+        for_each_row(found, count, [&](i64 row, const float* values, i64 width) {
+            const i64 to = (part * c.kv_heads + head) * rows + first_row + row;
+            const float total = found.total[row], share = total == 0 ? 0.0f : 1.0f / total;
+            for (i64 d = 0; d < c.v_dim; d++) c.out[to * c.v_dim + d] = values[d * width] * share;
+            c.lse[to] = float((found.peak[row] + std::log2(double(total))) * LN2);
+        });
+    };
+    return for_each_task(c.kv_heads * c.parts * blocks, int(c.threads), c.parallel, work) ? 0 : 1;
+}
+
+struct OwnCall {
+    const void *q, *k, *v;
+    void* out;                       // [tokens, kv_heads * group, v_dim], of q's type
+    const float *shared, *shared_lse;  // [parts, kv_heads, tokens * group, v_dim] and without v_dim
+    const float* sinks;              // [kv_heads * group] or null
+    const i64 *counts, *lengths;     // [slots]: new tokens, and those stored before them
+    i64 q_type, kv_type, slots, kv_heads, group, tokens, dim, v_dim;
+    i64 q_head, q_token, q_member, k_slot, k_head, k_token, v_slot, v_head, v_token;
+    i64 window, parts, rows_per_task, threads;
+    double scale, softcap;
+    Parallel parallel;
+};
+
+int attend_own(const OwnCall* call) {
+    const OwnCall& c = *call;
+    struct Piece {
+        i64 slot, first, tokens, packed;  // tokens [first, first + tokens) of a slot, which are packed from `packed` on
+    };
+    std::vector<Piece> pieces;
+    const i64 most = c.rows_per_task / c.group > 1 ? c.rows_per_task / c.group : 1;
+    i64 packed = 0;
+    try {
+        for (i64 slot = 0; slot < c.slots; slot++) {
+            for (i64 first = 0; first < c.counts[slot]; first += most) {
+                const i64 left = c.counts[slot] - first, tokens = left < most ? left : most;
+                pieces.push_back({slot, first, tokens, packed});
+                packed += tokens;
+            }
+        }
+    } catch (const std::bad_alloc&) {
+        return 1;
+    }
+    const i64 q_size = c.q_type ? 2 : 4, kv_size = c.kv_type ? 2 : 4, all = c.tokens * c.group;
+    auto work = [&](i64 task) {
+        const Piece& piece = pieces[size_t(task / c.kv_heads)];
+        const i64 head = task % c.kv_heads;
+        const i64 position = c.lengths[piece.slot] + piece.first, end = position + piece.tokens;
+        const Rows rows = {static_cast<const char*>(c.q) + (head * c.q_head + piece.packed * c.q_token) * q_size,
+                           c.q_type == 1, c.q_token, c.q_member, 0, piece.tokens * c.group, int(c.group), position,
+                           nullptr, c.window};
+        const Keys keys = {static_cast<const char*>(c.k) + (piece.slot * c.k_slot + head * c.k_head) * kv_size,
+                           static_cast<const char*>(c.v) + (piece.slot * c.v_slot + head * c.v_head) * kv_size,
+                           c.k_token, c.v_token, 0, end, int(c.dim), int(c.v_dim)};
+        const Softmax softmax = {float(c.scale), float(c.softcap)};
+        const Found found = c.kv_type ? attend<bf16>(rows, keys, softmax) : attend<float>(rows, keys, softmax);
+        thread_local std::vector<float> merged;
+        for_each_row(found, rows.count, [&](i64 row, const float* values, i64 width) {
+            const i64 token = piece.packed + row / c.group, member = row % c.group;
+            const i64 folded = head * all + token * c.group + member, query_head = head * c.group + member;
+            // The parts of the document, the own keys and the sink, each weighed by its share of all exponentials.
+            const float own_peak = float(found.peak[row] * LN2);
+            float peak = own_peak;
+            if (c.sinks && c.sinks[query_head] > peak) peak = c.sinks[query_head];
+            for (i64 part = 0; part < c.parts; part++) {
+                const float lse = c.shared_lse[part * c.kv_heads * all + folded];
+                if (lse > peak) peak = lse;
+            }
+            const float shift = peak == -INF ? 0.0f : peak;
+            const float own = std::exp(own_peak - shift);
+            float total = own * found.total[row];
+            if (c.sinks) total += std::exp(c.sinks[query_head] - shift);
+            merged.resize(size_t(c.v_dim));
+            for (i64 d = 0; d < c.v_dim; d++) merged[d] = values[d * width] * own;
+            for (i64 part = 0; part < c.parts; part++) {
+                const i64 at = part * c.kv_heads * all + folded;
+                const float weight = std::exp(c.shared_lse[at] - shift);
+                total += weight;
+                for (i64 d = 0; d < c.v_dim; d++) merged[d] += c.shared[at * c.v_dim + d] * weight;
+            }
+            const float share = total == 0 ? 0.0f : 1.0f / total;
+            const i64 to = (token * c.kv_heads * c.group + query_head) * c.v_dim;
+            for (i64 d = 0; d < c.v_dim; d++) {
+                if (c.q_type)
+                    from_float(merged[d] * share, static_cast<bf16*>(c.out) + to + d);
+                else
+                    static_cast<float*>(c.out)[to + d] = merged[d] * share;
+            }
+        });
+    };
+    return for_each_task(i64(pieces.size()) * c.kv_heads, int(c.threads), c.parallel, work) ? 0 : 1;
+}
+
+}  // extern "C"

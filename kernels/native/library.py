@@ -1,0 +1,78 @@
+"""The C functions of attention.cpp, called with pointers; ctypes releases the interpreter's lock meanwhile."""
+
+import ctypes
+from ctypes import POINTER, Structure, c_double, c_int, c_int64, c_void_p
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+TYPES = {torch.float32: 0, torch.bfloat16: 1}
+OPENMP_NAMES = ("libgomp", "libomp", "libiomp5")  # each has GOMP_parallel
+
+
+def _fields(**kinds: str) -> list[tuple[str, Any]]:
+    """Names in the order of attention.cpp, separated by spaces, by kind."""
+    of = {"pointers": c_void_p, "integers": c_int64, "numbers": c_double, "function": c_void_p}
+    return [(name, of[kind]) for kind, names in kinds.items() for name in names.split()]
+
+
+class PrefixCall(Structure):
+    _fields_ = _fields(
+        pointers="q k v out lse positions",
+        integers="q_type kv_type kv_heads group tokens keys dim v_dim q_head q_token q_member k_head k_token v_head "
+        "v_token window begin parts rows_per_task threads",
+        numbers="scale softcap",
+        function="parallel",
+    )
+
+
+class OwnCall(Structure):
+    _fields_ = _fields(
+        pointers="q k v out shared shared_lse sinks counts lengths",
+        integers="q_type kv_type slots kv_heads group tokens dim v_dim q_head q_token q_member k_slot k_head k_token "
+        "v_slot v_head v_token window parts rows_per_task threads",
+        numbers="scale softcap",
+        function="parallel",
+    )
+
+
+class Library:
+    """Raises OSError where the file is no library, AttributeError where it is not ours."""
+
+    def __init__(self, path: Path) -> None:
+        library = ctypes.CDLL(str(path))
+        self._prefix, self._own = library.attend_prefix, library.attend_own
+        for function, call in ((self._prefix, PrefixCall), (self._own, OwnCall)):
+            function.argtypes, function.restype = [POINTER(call)], c_int
+        self._parallel = _openmp_of_torch()
+
+    def attend_prefix(self, **given: int | float | None) -> None:
+        self._call(self._prefix, PrefixCall, given)
+
+    def attend_own(self, **given: int | float | None) -> None:
+        self._call(self._own, OwnCall, given)
+
+    def _call(self, function: Any, call: type[Structure], given: dict[str, int | float | None]) -> None:
+        threads = torch.get_num_threads() if self._parallel else 1
+        if function(ctypes.byref(call(**given, threads=threads, parallel=self._parallel))):
+            raise MemoryError("attention on the CPU found no memory for its blocks")
+
+
+def _openmp_of_torch() -> int | None:
+    """The address of GOMP_parallel in the OpenMP that this process has loaded already, with torch: threads of a second
+    one would fight with torch's for the same cores. None where there is no such thing; then one thread computes."""
+    try:
+        lines = Path("/proc/self/maps").read_text().splitlines()
+    except OSError:
+        return None
+    for path in sorted({line.split(maxsplit=5)[-1] for line in lines if ".so" in line}):
+        if Path(path).name.startswith(OPENMP_NAMES):
+            function = getattr(ctypes.CDLL(path), "GOMP_parallel", None)
+            return ctypes.cast(function, c_void_p).value if function else None
+    return None
+
+
+def pointer(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
