@@ -1,8 +1,8 @@
 """Which implementation of attention a device uses."""
 
 import importlib
-import importlib.util
 import logging
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Protocol
 
@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 from kernels.attention import Attended
+from kernels.device import cpu_is_fast_at_bf16
+from kernels.native.backend import NativeBackend
 from kernels.rows import DecodeRows, PrefillRows
 from kernels.torch_backend import TorchBackend
 
@@ -61,24 +63,37 @@ class AttentionBackend(Protocol):
 
 @lru_cache
 def pick_backend(device: torch.device, head_dim: int, dtype: torch.dtype) -> AttentionBackend:
-    """Triton where it is made for, runs, and passes a comparison with plain torch; else plain torch. What fails is said
-    in the log."""
-    if device.type not in TRITON_DEVICES or dtype not in TRITON_DTYPES:
+    """What is made for the device, where it runs and passes a comparison with plain torch; else plain torch. What fails
+    is said in the log."""
+    made = _made_for(device, dtype)
+    if made is None:
         return TorchBackend()
-    if importlib.util.find_spec("triton") is None:
-        log.warning("attention runs in plain torch: Triton is not installed")
-        return TorchBackend()
+    name, make = made
     try:
-        # Here: only where Triton is installed. A compiler that fails does so in any way it likes.
-        fast: AttentionBackend = importlib.import_module("kernels.triton.backend").TritonBackend()
+        fast = make()
         error = largest_error(fast, TorchBackend(), device, head_dim, dtype)
-    except Exception as exc:
-        log.warning("attention runs in plain torch: Triton failed with %s: %s", type(exc).__name__, exc)
+    except Exception as exc:  # a compiler that fails does so in any way it likes
+        log.warning("attention runs in plain torch: %s failed with %s: %s", name, type(exc).__name__, exc)
         return TorchBackend()
     if not error <= TOLERANCE[dtype]:
-        log.warning("attention runs in plain torch: Triton's results are off by %.2g", error)
+        log.warning("attention runs in plain torch: results of %s are off by %.2g", name, error)
         return TorchBackend()
     return fast
+
+
+def _made_for(device: torch.device, dtype: torch.dtype) -> tuple[str, Callable[[], AttentionBackend]] | None:
+    if device.type in TRITON_DEVICES and dtype in TRITON_DTYPES:
+        return "Triton", _triton
+    # Where the CPU multiplies bfloat16 by itself, torch does so several times faster than we multiply float32.
+    if device.type == "cpu" and (dtype == torch.float32 or (dtype == torch.bfloat16 and not cpu_is_fast_at_bf16())):
+        return "native code", NativeBackend
+    return None
+
+
+def _triton() -> AttentionBackend:
+    """Imported here: only where Triton is installed."""
+    backend: AttentionBackend = importlib.import_module("kernels.triton.backend").TritonBackend()
+    return backend
 
 
 def largest_error(
@@ -103,12 +118,12 @@ def largest_error(
     chunk = random(kv_heads * group, 70, head_dim)
     errors = []
     for window, softcap in ((1 << 40, None), (60, 5.0)):
-        made = []
+        made: list[Tensor] = []
         for each in (backend, reference):
             rows = DecodeRows(counts, lengths, device)
             shared = each.shared(rows, q, k, v, scale=scale, window=window, softcap=softcap)
             made.append(each.own_and_merge(rows, q, own_k, own_v, shared, scale=scale, window=window, softcap=softcap))
             read = each.prefill(PrefillRows(70, device), chunk, k, v, scale=scale, window=window, softcap=softcap)
-            made.append(read.out)
-        errors += [float((made[i] - made[i + 2]).abs().max()) for i in (0, 1)]
-    return max(errors)
+            made += [read.out, read.lse]
+        errors += [(found - expected).abs().max().float() for found, expected in zip(made[:3], made[3:], strict=True)]
+    return float(torch.stack(errors).max())  # NaN if one of them is

@@ -44,12 +44,13 @@ def pick_dtype(wanted: str, device: torch.device) -> torch.dtype:
     if wanted != "auto":
         dtype: torch.dtype = getattr(torch, wanted)
         return dtype
-    if device.type != "cpu" or _cpu_is_fast_at_bf16():
+    if device.type != "cpu" or cpu_is_fast_at_bf16():
         return torch.bfloat16
     return torch.float32
 
 
-def _cpu_is_fast_at_bf16() -> bool:
+def cpu_is_fast_at_bf16() -> bool:
+    """Whether it has instructions that multiply bfloat16."""
     cpuinfo = Path("/proc/cpuinfo")
     flags = cpuinfo.read_text() if cpuinfo.exists() else ""
     return "avx512_bf16" in flags or "amx_bf16" in flags

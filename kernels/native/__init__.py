@@ -1,1 +1,1 @@
-"""Attention on a CPU by our own C++, built once per machine. Only `kernels.native.backend` is asked for from outside."""
+"""Attention on a CPU by our own C++, built once per machine. From outside only `kernels.native.backend` is asked for."""

@@ -16,7 +16,8 @@
 #include <new>
 #include <vector>
 
-#if defined(__AVX512F__)
+#if defined(LANES)  // with REGISTERS and WIDER_THAN_REGISTERS, by a test
+#elif defined(__AVX512F__)
 #define LANES 16
 #define REGISTERS 32
 #elif defined(__AVX__)
@@ -38,6 +39,10 @@ typedef int32_t vi __attribute__((vector_size(LANES * 4)));
 typedef float vf_unaligned __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
 typedef int32_t vi_unaligned __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
 
+typedef float v4 __attribute__((vector_size(16)));
+typedef uint32_t vu __attribute__((vector_size(LANES * 4)));
+typedef uint16_t vh __attribute__((vector_size(LANES * 2)));
+
 struct bf16 {
     uint16_t bits;
 };
@@ -46,11 +51,36 @@ constexpr int WIDE = 3;                            // vectors of query rows in a
 constexpr int TILE = REGISTERS == 32 ? 8 : 4;      // keys, or dimensions of values, that a full panel takes at once
 constexpr int TILE_NARROW = 8;                     // the same for a panel of one vector
 constexpr int COLUMNS = 16;                        // values are packed in columns of these many dimensions
+constexpr int FEW = 4;                             // at most so many rows are computed by themselves, see `attend_few`
+constexpr int FEW_KEYS = 64;                       // in their blocks
 constexpr float INF = std::numeric_limits<float>::infinity();
 constexpr double LOG2E = 1.4426950408889634;
 constexpr double LN2 = 0.6931471805599453;
 
+// Keeps a vector in its register: compilers else load it anew for each of its products, and the loads set the pace.
+#if defined(WIDER_THAN_REGISTERS)
+#define HOLD(x) (void)(x)
+#elif defined(__x86_64__)
+#define HOLD(x) asm("" : "+v"(x))
+#elif defined(__aarch64__)
+#define HOLD(x) asm("" : "+w"(x))
+#else
+#define HOLD(x) (void)(x)
+#endif
+
+#if defined(__clang__) || __GNUC__ >= 12
+#define SHUFFLE(a, b, i, j, k, l) __builtin_shufflevector(a, b, i, j, k, l)
+#else
+typedef int32_t v4i __attribute__((vector_size(16)));
+#define SHUFFLE(a, b, i, j, k, l) __builtin_shuffle(a, b, v4i{i, j, k, l})
+#endif
+
 inline vf load(const float* p) { return *reinterpret_cast<const vf_unaligned*>(p); }
+inline vf load(const bf16* p) {
+    vh bits;
+    std::memcpy(&bits, p, sizeof bits);
+    return (vf)(__builtin_convertvector(bits, vu) << 16);
+}
 inline void store(float* p, vf x) { *reinterpret_cast<vf_unaligned*>(p) = x; }
 inline vi load(const int32_t* p) { return *reinterpret_cast<const vi_unaligned*>(p); }
 inline vf splat(float x) { return x - vf{}; }
@@ -84,6 +114,12 @@ inline vf exp2(vf x) {
     p = p * f + 0.6931470036506653f;
     p = p * f + 1.0f;
     return p * (vf)((vi)t << 23);
+}
+
+// softcap * tanh(x / softcap) in log 2, of a score that came multiplied by 2 / softcap.
+inline vf capped(vf x, float softcap) {
+    const float cap = float(softcap * LOG2E);
+    return cap - 2.0f * cap / (1.0f + exp2(at_most(x, 126.0f)));
 }
 
 struct Scratch {
@@ -127,6 +163,16 @@ struct Keys {
     int dim, v_dim;
 };
 
+struct Range {
+    i64 low, high;  // the keys that a row sees: low <= key < high
+};
+
+inline Range range(const Rows& rows, const Keys& keys, i64 row) {
+    const i64 at = rows.at(row), low = at - rows.window + 1, high = at + 1;
+    return {low < keys.begin ? keys.begin : low > keys.end ? keys.end : low,
+            high < keys.begin ? keys.begin : high > keys.end ? keys.end : high};
+}
+
 struct Softmax {
     float scale, softcap;  // softcap 0: none
 };
@@ -137,9 +183,10 @@ struct Panel {
     int32_t low, high, full_low, full_high;  // keys that some row sees; keys that all rows see
 };
 
-// What `attend` leaves: `out` is [v_dim][panel width] for each panel, not yet divided by `total`; `peak` in log 2.
+// What `attend` leaves, not yet divided by `total`; `peak` in log 2. `out` is [v_dim][panel width] for each panel, or
+// [rows][v_dim] where there are no panels.
 struct Found {
-    std::vector<Panel>* panels;
+    const std::vector<Panel>* panels;
     float *out, *peak, *total;
     i64 out_dim;
 };
@@ -154,7 +201,10 @@ inline void score_tile(const float* k, i64 stride, const float* q, int dim, floa
     for (int d = 0; d < dim; d++) {
         vf b[N];
 #pragma GCC unroll 3
-        for (int n = 0; n < N; n++) b[n] = load(q + (i64(d) * N + n) * LANES);
+        for (int n = 0; n < N; n++) {
+            b[n] = load(q + (i64(d) * N + n) * LANES);
+            HOLD(b[n]);
+        }
 #pragma GCC unroll 8
         for (int m = 0; m < M; m++) {
             vf a = splat(k[m * stride + d]);
@@ -178,7 +228,10 @@ inline void value_tile(const float* v, const float* p, int keys, const vf* decay
     for (int key = 0; key < keys; key++) {
         vf b[N];
 #pragma GCC unroll 3
-        for (int n = 0; n < N; n++) b[n] = load(p + (i64(key) * N + n) * LANES);
+        for (int n = 0; n < N; n++) {
+            b[n] = load(p + (i64(key) * N + n) * LANES);
+            HOLD(b[n]);
+        }
 #pragma GCC unroll 8
         for (int m = 0; m < M; m++) {
             vf a = splat(v[i64(key) * COLUMNS + m]);
@@ -201,13 +254,12 @@ inline void weigh(float* s, int keys, int32_t key0, const int32_t* first, const 
     if (masked || softcap != 0) {
         vi low[N], high[N];
         for (int n = 0; n < N; n++) low[n] = load(first + n * LANES), high[n] = load(stop + n * LANES);
-        const float cap = float(softcap * LOG2E);
         for (int key = 0; key < keys; key++) {
             vi position = (key0 + key) - vi{};
             for (int n = 0; n < N; n++) {
                 float* at = s + (i64(key) * N + n) * LANES;
                 vf x = load(at);
-                if (softcap != 0) x = cap - 2.0f * cap / (1.0f + exp2(at_most(x, 126.0f)));  // cap * tanh
+                if (softcap != 0) x = capped(x, softcap);
                 if (masked) x = (position >= low[n]) & (position < high[n]) ? x : splat(-INF);
                 store(at, x);
             }
@@ -305,8 +357,169 @@ void pack_queries(const Rows& rows, const std::vector<Panel>& panels, int dim, f
     }
 }
 
+// The sums of four vectors.
+inline v4 sums(vf a, vf b, vf c, vf d) {
+    vf whole[4] = {a, b, c, d};
+    v4 part[4];
+    for (int i = 0; i < 4; i++) {
+        v4 quarter[LANES / 4];
+        std::memcpy(quarter, &whole[i], sizeof quarter);
+        part[i] = quarter[0];
+        for (int j = 1; j < LANES / 4; j++) part[i] += quarter[j];
+    }
+    v4 ab = SHUFFLE(part[0], part[1], 0, 4, 2, 6) + SHUFFLE(part[0], part[1], 1, 5, 3, 7);
+    v4 cd = SHUFFLE(part[2], part[3], 0, 4, 2, 6) + SHUFFLE(part[2], part[3], 1, 5, 3, 7);
+    return SHUFFLE(ab, cd, 0, 1, 4, 5) + SHUFFLE(ab, cd, 2, 3, 6, 7);
+}
+
+// Scores s [R][FEW_KEYS] of R rows q [R][dim].
+template <int R, typename T>
+inline void few_scores(const T* k, i64 stride, int keys, const float* q, int dim, float* s) {
+    for (int key = 0; key < keys; key += 4) {
+        const T* at[4];
+        for (int i = 0; i < 4; i++) at[i] = k + (key + i < keys ? key + i : keys - 1) * stride;
+        vf sum[4][R];
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; i++)
+#pragma GCC unroll 3
+            for (int r = 0; r < R; r++) sum[i][r] = vf{};
+        for (int d = 0; d < dim; d += LANES) {
+            vf b[R];
+#pragma GCC unroll 3
+            for (int r = 0; r < R; r++) {
+                b[r] = load(q + r * dim + d);
+                HOLD(b[r]);
+            }
+#pragma GCC unroll 4
+            for (int i = 0; i < 4; i++) {
+                vf a = load(at[i] + d);
+                HOLD(a);
+#pragma GCC unroll 3
+                for (int r = 0; r < R; r++) sum[i][r] += a * b[r];
+            }
+        }
+#pragma GCC unroll 3
+        for (int r = 0; r < R; r++) {
+            v4 four = sums(sum[0][r], sum[1][r], sum[2][r], sum[3][r]);
+            std::memcpy(s + r * FEW_KEYS + key, &four, sizeof four);
+        }
+    }
+}
+
+// Adds to out [R][v_dim] from `d` on, N vectors wide.
+template <int R, int N, typename T>
+inline void few_values(const T* v, i64 stride, int keys, const float* p, const float* decay, int v_dim, float* out) {
+    vf sum[R][N];
+#pragma GCC unroll 3
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 4
+        for (int n = 0; n < N; n++) sum[r][n] = load(out + r * v_dim + n * LANES) * decay[r];
+    for (int key = 0; key < keys; key++) {
+        vf b[R];
+#pragma GCC unroll 3
+        for (int r = 0; r < R; r++) b[r] = splat(p[r * FEW_KEYS + key]);
+#pragma GCC unroll 4
+        for (int n = 0; n < N; n++) {
+            vf a = load(v + key * stride + n * LANES);
+            HOLD(a);
+#pragma GCC unroll 3
+            for (int r = 0; r < R; r++) sum[r][n] += a * b[r];
+        }
+    }
+#pragma GCC unroll 3
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 4
+        for (int n = 0; n < N; n++) store(out + r * v_dim + n * LANES, sum[r][n]);
+}
+
+// The same as `weigh` for one row, whose scores lie one behind the other; it sees those from `low` to before `high`.
+inline float weigh_row(float* s, i64 keys, i64 low, i64 high, float softcap, float* peak, float* total) {
+    if (softcap != 0)
+        for (i64 key = 0; key < keys; key += LANES) store(s + key, capped(load(s + key), softcap));
+    for (i64 key = 0; key < low && key < keys; key++) s[key] = -INF;
+    for (i64 key = high > 0 ? high : 0; key < (keys + LANES - 1) / LANES * LANES; key++) s[key] = -INF;
+    vf tops = splat(*peak), sum = vf{};
+    for (i64 key = 0; key < keys; key += LANES) {
+        vf x = load(s + key);
+        tops = x > tops ? x : tops;
+    }
+    float top = tops[0], added = 0.0f;
+    for (int i = 1; i < LANES; i++) top = tops[i] > top ? tops[i] : top;
+    const float shift = top == -INF ? 0.0f : top;
+    for (i64 key = 0; key < keys; key += LANES) {
+        vf p = exp2(load(s + key) - shift);
+        sum += p;
+        store(s + key, p);
+    }
+    for (int i = 0; i < LANES; i++) added += sum[i];
+    const float decay = std::exp2(*peak - shift);
+    *total = *total * decay + added;
+    *peak = top;
+    return decay;
+}
+
+template <int R, typename T>
+void few_block(const T* k, const T* v, const Keys& keys, i64 from, i64 to, const Range* seen, const Softmax& softmax,
+               const float* q, float* s, float* out, float* peak, float* total) {
+    const int count = int(to - from);
+    few_scores<R>(k, keys.k_stride, count, q, keys.dim, s);
+    float decay[R];
+    for (int r = 0; r < R; r++) {
+        const i64 low = seen[r].low - from, high = (seen[r].high < to ? seen[r].high : to) - from;
+        decay[r] = weigh_row(s + r * FEW_KEYS, count, low, high, softmax.softcap, peak + r, total + r);
+    }
+    int d = 0;
+    for (; d + 4 * LANES <= keys.v_dim; d += 4 * LANES)
+        few_values<R, 4>(v + d, keys.v_stride, count, s, decay, keys.v_dim, out + d);
+    for (; d < keys.v_dim; d += LANES)
+        few_values<R, 1>(v + d, keys.v_stride, count, s, decay, keys.v_dim, out + d);
+}
+
+// A few rows are bound by reading the keys and values: these are used as they lie, once, without a copy.
+template <typename T>
+Found attend_few(const Rows& rows, const Keys& keys, const Softmax& softmax, float scale) {
+    const int count = int(rows.count);
+    const i64 q_size = count * keys.dim, out_size = count * keys.v_dim;
+    scratch.reserve(size_t(q_size + out_size + FEW * (FEW_KEYS + 2)) * 4);
+    float* q = reinterpret_cast<float*>(scratch.memory);
+    float* out = q + q_size;
+    float* s = out + out_size;
+    float* peak = s + FEW * FEW_KEYS;
+    float* total = peak + FEW;
+    Range seen[FEW];
+    i64 begin = keys.end, end = keys.begin;
+    for (int r = 0; r < count; r++) {
+        seen[r] = range(rows, keys, r);
+        begin = seen[r].low < begin ? seen[r].low : begin;
+        end = seen[r].high > end ? seen[r].high : end;
+        const i64 token = (rows.first_row + r) / rows.group, member = (rows.first_row + r) % rows.group;
+        const i64 at = token * rows.token_stride + member * rows.member_stride;
+        for (int d = 0; d < keys.dim; d++)
+            q[r * keys.dim + d] = scale * (rows.q_is_bf16 ? to_float(static_cast<const bf16*>(rows.q)[at + d])
+                                                          : static_cast<const float*>(rows.q)[at + d]);
+        peak[r] = -INF;
+        total[r] = 0.0f;
+    }
+    std::memset(out, 0, size_t(out_size) * 4);
+    for (i64 from = begin; from < end; from += FEW_KEYS) {
+        const i64 to = from + FEW_KEYS < end ? from + FEW_KEYS : end;
+        const T* k = static_cast<const T*>(keys.k) + from * keys.k_stride;
+        const T* v = static_cast<const T*>(keys.v) + from * keys.v_stride;
+        for (int r = 0; r < count;) {
+            const int left = count - r, together = left == 4 ? 2 : left;
+            auto run = together == 3 ? few_block<3, T> : together == 2 ? few_block<2, T> : few_block<1, T>;
+            run(k, v, keys, from, to, seen + r, softmax, q + r * keys.dim, s, out + r * keys.v_dim, peak + r, total + r);
+            r += together;
+        }
+    }
+    return {nullptr, out, peak, total, keys.v_dim};
+}
+
 template <typename T>
 Found attend(const Rows& rows, const Keys& keys, const Softmax& softmax) {
+    const double scale = softmax.scale * LOG2E * (softmax.softcap != 0 ? 2.0 / softmax.softcap : 1.0);
+    if (rows.count <= FEW && keys.dim % LANES == 0 && keys.v_dim % LANES == 0)
+        return attend_few<T>(rows, keys, softmax, float(scale));
     thread_local std::vector<Panel> panels;
     panels.clear();
     i64 padded = 0;
@@ -342,11 +555,9 @@ Found attend(const Rows& rows, const Keys& keys, const Softmax& softmax) {
         panel.high = panel.full_low = 0;
         for (int lane = 0; lane < panel.width * LANES; lane++) {
             const i64 row = panel.row + lane;
-            const i64 at = rows.at(row < rows.count ? row : rows.count - 1);
-            const i64 low = at - rows.window + 1 > keys.begin ? at - rows.window + 1 : keys.begin;
-            const i64 high = at + 1 < keys.end ? at + 1 : keys.end;
-            first[row] = int32_t(low < keys.end ? low : keys.end);
-            stop[row] = int32_t(high > keys.begin ? high : keys.begin);
+            const Range seen = range(rows, keys, row < rows.count ? row : rows.count - 1);
+            first[row] = int32_t(seen.low);
+            stop[row] = int32_t(seen.high);
             panel.low = first[row] < panel.low ? first[row] : panel.low;
             panel.full_low = first[row] > panel.full_low ? first[row] : panel.full_low;
             panel.high = stop[row] > panel.high ? stop[row] : panel.high;
@@ -358,7 +569,6 @@ Found attend(const Rows& rows, const Keys& keys, const Softmax& softmax) {
         end = panel.high > end ? panel.high : end;
     }
     std::memset(out, 0, size_t(out_size) * 4);
-    const double scale = softmax.scale * LOG2E * (softmax.softcap != 0 ? 2.0 / softmax.softcap : 1.0);
     if (rows.q_is_bf16)
         pack_queries<bf16>(rows, panels, keys.dim, float(scale), q);
     else
@@ -415,6 +625,10 @@ bool for_each_task(i64 tasks, int threads, Parallel parallel, const F& work) {
 
 template <typename F>
 void for_each_row(const Found& found, i64 count, const F& visit) {
+    if (found.panels == nullptr) {
+        for (i64 row = 0; row < count; row++) visit(row, found.out + row * found.out_dim, i64(1));
+        return;
+    }
     for (const Panel& panel : *found.panels)
         for (int lane = 0; lane < panel.width * LANES && panel.row + lane < count; lane++)
             visit(panel.row + lane, found.out + panel.row * found.out_dim + lane, i64(panel.width) * LANES);

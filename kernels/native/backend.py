@@ -1,5 +1,7 @@
 """Attention of prefill and decode on a CPU by attention.cpp, in float32 inside."""
 
+from pathlib import Path
+
 import torch
 from torch import Tensor
 
@@ -23,9 +25,9 @@ class NativeBackend:
 
         Raises:
             BuildFailed: nothing can be built here.
-            OSError: what is there cannot be loaded.
+            OSError: what was built cannot be loaded.
         """
-        self._library = library or Library(build(user_cache_dir() / "native"))
+        self._library = library or _load(user_cache_dir() / "native")
 
     def prefill(
         self, rows: PrefillRows, q: Tensor, k: Tensor, v: Tensor, *, scale: float, window: int, softcap: float | None
@@ -116,6 +118,15 @@ class NativeBackend:
             softcap=softcap or 0.0,
         )  # fmt: skip
         return out
+
+
+def _load(folder: Path) -> Library:
+    path = build(folder)
+    try:
+        return Library(path)
+    except OSError:  # a power cut can leave a file without its bytes
+        path.unlink(missing_ok=True)
+        return Library(build(folder))
 
 
 def _folded(q: Tensor, group: int) -> tuple[Tensor, tuple[int, int, int]]:

@@ -76,6 +76,6 @@ def _run(command: list[str]) -> bytes:
     except (OSError, subprocess.TimeoutExpired) as exc:
         raise BuildFailed(f"{command[0]} could not be run: {exc}") from exc
     if done.returncode:
-        lines = done.stderr.decode(errors="replace").strip().splitlines()
-        raise BuildFailed(f"{command[0]} failed: {lines[0] if lines else f'exit code {done.returncode}'}")
+        said = [line for line in done.stderr.decode(errors="replace").splitlines() if "error" in line]
+        raise BuildFailed(f"{command[0]} failed: {said[0] if said else f'exit code {done.returncode}'}")
     return done.stdout

@@ -2,6 +2,7 @@
 
 import os
 import secrets
+import shutil
 from collections.abc import Callable, Generator
 from typing import Any
 
@@ -10,6 +11,9 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, PreTrainedModel
 
 from kernels.model import LanguageModel, prepare_model
+from kernels.native.backend import NativeBackend
+from kernels.native.build import COMPILERS, build
+from kernels.native.library import Library
 
 SEED = int(os.environ.get("TEST_SEED") or secrets.randbits(31))
 CPU = torch.device("cpu")
@@ -37,6 +41,19 @@ def one_thread() -> None:
 @pytest.fixture
 def generator(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
+
+
+@pytest.fixture(scope="session")
+def compiler() -> str:
+    found = [path for name in COMPILERS if (path := shutil.which(name))]
+    if not found:
+        pytest.skip("there is no C++ compiler; the product then runs in plain torch")
+    return found[0]
+
+
+@pytest.fixture(scope="session")
+def native(compiler: str, tmp_path_factory: pytest.TempPathFactory) -> NativeBackend:
+    return NativeBackend(Library(build(tmp_path_factory.mktemp("native"))))
 
 
 @pytest.fixture(scope="session")

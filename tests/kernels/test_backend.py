@@ -1,5 +1,5 @@
-import importlib.util
 import logging
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -19,10 +19,13 @@ from kernels.torch_backend import TorchBackend
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(params=["torch", "triton"])
+@pytest.fixture(params=["torch", "native", "triton"])
 def chosen(request: pytest.FixtureRequest) -> AttentionBackend:
     if request.param == "torch":
         return TorchBackend()
+    if request.param == "native":
+        found: AttentionBackend = request.getfixturevalue("native")
+        return found
     pytest.importorskip("triton", reason="Triton is not installed; pip install 'platemaker[test]' brings it")
     from kernels.triton.backend import TritonBackend
 
@@ -148,8 +151,14 @@ def test_windows_and_softcaps_are_not_left_to_flash(
     assert not flash.can_flash(q, k, k[..., :8], window=9, softcap=None)
 
 
-def test_a_cpu_and_exact_fp32_use_plain_torch_without_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_nothing_is_made_for_uses_plain_torch_without_a_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(backend, "cpu_is_fast_at_bf16", lambda: True)
+    pick_backend.cache_clear()
+
     assert pick_backend(CPU, 64, torch.bfloat16).name == "torch"
+    assert pick_backend(CPU, 64, torch.float16).name == "torch"
     assert pick_backend(torch.device("cuda"), 64, torch.float32).name == "torch"
     assert not caplog.messages
 
@@ -161,10 +170,11 @@ def test_a_device_whose_kernels_fail_uses_plain_torch_and_says_why(
     monkeypatch.setattr(backend, "TRITON_DEVICES", ("cpu",))
     pick_backend.cache_clear()
     if fault == "missing":
-        monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+        monkeypatch.setitem(sys.modules, "kernels.triton.backend", None)
     elif fault == "broken":
-        monkeypatch.setattr(backend, "largest_error", lambda *_: 1 / 0)
+        monkeypatch.setattr(backend, "_triton", lambda: 1 / 0)
     else:
+        monkeypatch.setattr(backend, "_triton", TorchBackend)
         monkeypatch.setattr(backend, "largest_error", lambda *_: float("nan"))
 
     with caplog.at_level(logging.WARNING):

@@ -58,7 +58,7 @@ def test_a_device_that_is_not_there_is_refused_with_what_is_there(wanted: str) -
 def test_auto_is_bfloat16_only_where_the_cpu_is_fast_at_it(
     fast: bool, expected: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(device, "_cpu_is_fast_at_bf16", lambda: fast)
+    monkeypatch.setattr(device, "cpu_is_fast_at_bf16", lambda: fast)
 
     assert pick_dtype("auto", torch.device("cpu")) == expected
     assert pick_dtype("auto", torch.device("cuda")) == torch.bfloat16
