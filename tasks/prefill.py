@@ -7,7 +7,7 @@ from kernels.codecs import CODECS
 from kernels.errors import ContextExceeded, KernelError
 from kernels.fidelity import Loss, measure_loss
 from kernels.kv import PrefixKV
-from kernels.prefill import Prefilled, prefill
+from kernels.prefill import Prefilled, chunk_stops, prefill
 from storage.database import utc_now
 from storage.documents import get_text
 from storage.errors import StorageError
@@ -119,7 +119,7 @@ def _write(
             with place.database.writing() as session:
                 note_progress(session, claim, stop)
 
-        done = prefill(engine.model, ids, chunk_tokens=size, kv=kv, on_chunk=store_chunk)
+        done = prefill(engine.model, ids, stops=chunk_stops(len(ids), size), kv=kv, on_chunk=store_chunk)
         chain.finish()
         if lossless:
             return _publish(place, row, claim, done, chain, loss=None)

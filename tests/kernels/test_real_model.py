@@ -13,7 +13,7 @@ from kernels.decode import Decoder, DecodeRequest, DecodeResult
 from kernels.kv import PrefixKV, SuffixKV
 from kernels.model import LanguageModel, load_model
 from kernels.params import GenerationParams
-from kernels.prefill import prefill
+from kernels.prefill import chunk_stops, prefill
 from kernels.prompt import Prompter
 from kernels.settings import KernelSettings, user_cache_dir
 from kernels.steps import ATTENTION_NAME, DecodeStep
@@ -85,7 +85,9 @@ def document(engine: Engine, request: pytest.FixtureRequest) -> Document:
                     first_logits.append(hf(input_ids=ids, use_cache=False, logits_to_keep=1).logits[0, -1])
     finally:
         hf.set_attn_implementation(ATTENTION_NAME)
-    return Document(prefill(engine.model, prefix, chunk_tokens=128).kv, questions, first_logits, texts)
+    return Document(
+        prefill(engine.model, prefix, stops=chunk_stops(len(prefix), 128)).kv, questions, first_logits, texts
+    )
 
 
 def answers(engine: Engine, document: Document, keys: list[int]) -> dict[int, DecodeResult]:

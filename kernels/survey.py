@@ -1,0 +1,45 @@
+"""What each layer of a model keeps, learnt from what transformers hands over in one short run."""
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from kernels.attention import Attended
+from kernels.kv import PrefixKV
+from kernels.latent import latent_layers
+from kernels.layout import KVLayout, StateShape, TokenShape
+from kernels.steps import PrefillStep, run_step
+
+TOKENS = 8
+
+
+class _Watched(PrefillStep):
+    def __init__(self, kv: PrefixKV) -> None:
+        super().__init__(kv, 0, TOKENS)
+        self.windows: dict[int, int] = {}
+
+    def attend(
+        self, layer: int, q: Tensor, *, scale: float, window: int, softcap: float | None
+    ) -> tuple[Attended, int]:
+        self.windows[layer] = window
+        return super().attend(layer, q, scale=scale, window=window, softcap=softcap)
+
+
+def survey(hf: PreTrainedModel, device: torch.device, context_len: int) -> KVLayout:
+    """Runs a few tokens. A window that no text can leave is none."""
+    latent = latent_layers(hf)
+    kv = PrefixKV(TOKENS, layout=KVLayout(latent=latent))
+    step = _Watched(kv)
+    with torch.inference_mode():
+        run_step(hf, step, torch.zeros(TOKENS, dtype=torch.int64, device=device), 1)
+    return KVLayout(
+        tokens={
+            layer: TokenShape(keys.shape[0], keys.shape[2], kv.values[layer].shape[2], keys.dtype)
+            for layer, keys in kv.keys.items()
+        },
+        windows={layer: width for layer, width in step.windows.items() if width < context_len and layer not in latent},
+        latent=latent,
+        recurrent={
+            name: StateShape(tuple(tensor.shape[1:]), tensor.dtype) for name, tensor in kv.recurrent.tensors.items()
+        },
+    )
