@@ -184,7 +184,7 @@ def check_split(name: str, model: LanguageModel) -> None:
             narrow = replace(model)  # learns the narrowed windows, and forgets them
             split, whole = _split_run(narrow, ids), _whole_run(model, ids)
     except (TypeError, ValueError, RuntimeError, KeyError, AttributeError, IndexError) as exc:
-        raise ModelUnsupported(name, f"its attention cannot be replaced ({type(exc).__name__}: {exc})") from exc
+        raise ModelUnsupported(name, f"it does not run in our steps ({type(exc).__name__}: {exc})") from exc
     expected = whole[TRIAL_TOKENS]
     error = float((split - expected).norm() / expected.norm())
     if not error <= SPLIT_TOLERANCE[model.dtype]:

@@ -87,7 +87,7 @@ def prefill(
 
 
 def _first_token(kv: PrefixKV, stops: Sequence[int], num_tokens: int) -> int:
-    if list(stops) != sorted({*stops}) or stops[0] <= 0 or stops[-1] != num_tokens:
+    if not stops or list(stops) != sorted({*stops}) or stops[0] <= 0 or stops[-1] != num_tokens:
         raise ValueError(f"stops must increase from above 0 to {num_tokens}")
     if kv.length not in (0, *stops):
         raise ValueError(f"the KV ends at token {kv.length}, which is not one of the stops")

@@ -229,7 +229,9 @@ def _attention(
         sinks = s_aux.to(part.lse.dtype).view(kv_heads, 1, -1).expand(-1, q.shape[1], -1).reshape(kv_heads, -1)
         part = merge(part, Attended(torch.zeros_like(part.out), sinks))
     out = unfold(part.out, q.shape[1]).to(query.dtype)
-    return (expand(module, out) if latent else out).unflatten(0, (rows, -1)), None
+    if latent:
+        out = expand(module, out)
+    return out.reshape(rows, -1, *out.shape[1:]), None
 
 
 AttentionInterface.register(ATTENTION_NAME, _attention)

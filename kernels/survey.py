@@ -26,12 +26,20 @@ class _Watched(PrefillStep):
 
 
 def survey(hf: PreTrainedModel, device: torch.device, context_len: int) -> KVLayout:
-    """Runs a few tokens. A window that no text can leave is none."""
+    """Runs a few tokens. A window that no text can leave is none.
+
+    Raises:
+        ValueError: a layer keeps its own attention or its own state.
+    """
     latent = latent_layers(hf)
     kv = PrefixKV(TOKENS, layout=KVLayout(latent=latent))
     step = _Watched(kv)
     with torch.inference_mode():
         run_step(hf, step, torch.zeros(TOKENS, dtype=torch.int64, device=device), 1)
+    if kv.keys.keys() != step.windows.keys():
+        raise ValueError("its layers compute their attention themselves")
+    if not kv.keys and not kv.recurrent:
+        raise ValueError("its layers keep their state themselves")
     return KVLayout(
         tokens={
             layer: TokenShape(keys.shape[0], keys.shape[2], kv.values[layer].shape[2], keys.dtype)

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    BambaConfig,
     DeepseekV2Config,
     DeepseekV3Config,
     FalconH1Config,
@@ -17,6 +18,7 @@ from transformers import (
     GraniteConfig,
     Lfm2Config,
     LlamaConfig,
+    Mamba2Config,
     MistralConfig,
     MixtralConfig,
     Olmo2Config,
@@ -146,6 +148,10 @@ RECURRENT_FAMILIES: dict[str, PreTrainedConfig] = {
     ),
     "lfm2": Lfm2Config(**GROUPED, conv_L_cache=3, layer_types=["conv", "full_attention"]),
     "falcon-h1": FalconH1Config(**GROUPED, **MAMBA_2, mamba_d_ssm=128),
+    "bamba": BambaConfig(**GROUPED, **MAMBA_2, attn_layer_indices=[1]),
+    "mamba2": Mamba2Config(
+        vocab_size=128, hidden_size=64, num_hidden_layers=2, state_size=8, num_heads=8, head_dim=16, n_groups=2
+    ),
 }
 
 
