@@ -17,15 +17,18 @@ VOLATILE = {
     "_commit_hash",
     "_attn_implementation_autoset",
 }
-# What transformers calls layers that keep all tokens, a window of them, a state, both, or nothing.
+# What config files call layers that keep all tokens, a window of them, a state, both, or nothing.
 KNOWN_LAYERS = {
     "full_attention",
+    "attention",
     "sliding_attention",
     "linear_attention",
+    "mamba",
     "conv",
     "hybrid",
     "hybrid_sliding",
-    "dummy",
+    "moe",
+    "mlp",
 }
 
 

@@ -87,9 +87,13 @@ class LanguageModel:
         return torch.cat(logits)
 
     def check_prefix(self, prefix: PrefixKV) -> None:
+        """
+        Raises:
+            ChunkMismatch: as `ask`.
+        """
         if (self.layout.latent or self.layout.recurrent) and prefix.layout != self.layout:
             raise ChunkMismatch("it was loaded without the model's layout")
-        if self.layout.recurrent and not prefix.recurrent:
+        if self.layout.recurrent and prefix.length and not prefix.recurrent:
             raise ChunkMismatch("its recurrent state is missing")
 
 

@@ -73,8 +73,7 @@ def prefill(
         raise ContextExceeded(len(ids) + 1, model.context_len)
     kv = kv or model.new_kv(len(ids))
     first = _first_token(kv, stops, len(ids))
-    if first:
-        model.check_prefix(kv)
+    model.check_prefix(kv)
     start = first
     for stop in (stop for stop in stops if stop > first):
         logits = model.forward(PrefillStep(kv, start, stop - start), ids[start:stop], 1)

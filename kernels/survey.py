@@ -1,10 +1,11 @@
 """What each layer of a model keeps, learnt from what transformers hands over in one short run."""
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from kernels.attention import Attended
+from kernels.errors import ModelUnsupported
 from kernels.kv import PrefixKV
 from kernels.latent import latent_layers
 from kernels.layout import KVLayout, StateShape, TokenShape
@@ -29,17 +30,20 @@ def survey(hf: PreTrainedModel, device: torch.device, context_len: int) -> KVLay
     """Runs a few tokens. A window that no text can leave is none.
 
     Raises:
-        ValueError: a layer keeps its own attention or its own state.
+        ModelUnsupported: its layers compute or keep something that is not handed over.
     """
+    if any(_limits_steps(module) for module in hf.modules()):
+        reason = "its Mamba layers bound the time step where several tokens are run, and not where one is"
+        raise ModelUnsupported(type(hf).__name__, reason)
     latent = latent_layers(hf)
     kv = PrefixKV(TOKENS, layout=KVLayout(latent=latent))
     step = _Watched(kv)
     with torch.inference_mode():
         run_step(hf, step, torch.zeros(TOKENS, dtype=torch.int64, device=device), 1)
     if kv.keys.keys() != step.windows.keys():
-        raise ValueError("its layers compute their attention themselves")
+        raise ModelUnsupported(type(hf).__name__, "its layers compute their attention themselves")
     if not kv.keys and not kv.recurrent:
-        raise ValueError("its layers keep their state themselves")
+        raise ModelUnsupported(type(hf).__name__, "its layers keep their state themselves")
     return KVLayout(
         tokens={
             layer: TokenShape(keys.shape[0], keys.shape[2], kv.values[layer].shape[2], keys.dtype)
@@ -51,3 +55,8 @@ def survey(hf: PreTrainedModel, device: torch.device, context_len: int) -> KVLay
             name: StateShape(tuple(tensor.shape[1:]), tensor.dtype) for name, tensor in kv.recurrent.tensors.items()
         },
     )
+
+
+def _limits_steps(module: nn.Module) -> bool:
+    low, high = getattr(module, "time_step_limit", None) or (0.0, float("inf"))
+    return bool(low > 0 or high < float("inf"))

@@ -14,34 +14,32 @@ import pytest
 import torch
 from torch import Tensor
 from transformers import (
-    BloomConfig,
-    FalconConfig,
     Gemma3nTextConfig,
     Llama4TextConfig,
     LlamaConfig,
     Phi3Config,
     PreTrainedConfig,
     PreTrainedModel,
-    Qwen2MoeConfig,
 )
 
 from kernels import steps
 from kernels.architecture import check_architecture, read_config
 from kernels.decode import Decoder, DecodeRequest
 from kernels.errors import ModelUnsupported
-from kernels.kv import PrefixKV
+from kernels.kv import PrefixKV, SuffixKV
 from kernels.model import LanguageModel, check_split, load_model, prepare_model
 from kernels.params import GenerationParams
 from kernels.prefill import chunk_stops, prefill
+from kernels.recurrent import RecurrentState
 from kernels.settings import KernelSettings
 from kernels.steps import DecodeStep
 from tests.kernels.families import (
     CONTEXT,
     GROUPED,
-    LATENT_FAMILIES,
-    PLAIN_FAMILIES,
+    MORE_FAMILIES,
     RECURRENT_FAMILIES,
-    WINDOW,
+    REFUSED_FAMILIES,
+    SUPPORTED_FAMILIES,
     WINDOW_FAMILIES,
 )
 from tests.kernels.store import Stored
@@ -51,7 +49,6 @@ TOLERANCE = 1e-3  # of a logit, in float32
 ANSWER_LEN = 32
 CHUNKS = (16, 64, 151)
 AWKWARD = ((1, 38, 39, 41, 80, 120), (79,), (3, 5, 119))  # around the window's width, and very short
-SUPPORTED = PLAIN_FAMILIES | WINDOW_FAMILIES | LATENT_FAMILIES | RECURRENT_FAMILIES
 
 
 @dataclass
@@ -116,9 +113,9 @@ class NoText:
         return ""
 
 
-@pytest.fixture(scope="module", params=SUPPORTED)
+@pytest.fixture(scope="module", params=SUPPORTED_FAMILIES)
 def case(request: pytest.FixtureRequest, build_model: Callable[[PreTrainedConfig], PreTrainedModel], seed: int) -> Case:
-    config = copy.deepcopy(SUPPORTED[request.param])
+    config = copy.deepcopy(SUPPORTED_FAMILIES[request.param])
     model = build_model(config)
     whole = copy.deepcopy(model)
     whole.set_attn_implementation("eager")
@@ -262,41 +259,30 @@ def test_encoder_decoders_are_refused() -> None:
         check_architecture("translator", {"is_encoder_decoder": True})
 
 
-REFUSED_BY_TRIAL: dict[str, PreTrainedConfig] = {
-    # Their attention is not the one that transformers lets us replace.
-    "falcon": FalconConfig(vocab_size=128, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, alibi=False),
-    "bloom": BloomConfig(vocab_size=128, hidden_size=64, n_layer=2, n_head=4),
-    # The window is in its mask, but it does not tell the attention of it.
-    "qwen2-moe with a window": Qwen2MoeConfig(
-        **GROUPED,
-        use_sliding_window=True,
-        sliding_window=WINDOW,
-        layer_types=["sliding_attention"] * 2,
-        num_experts=4,
-        num_experts_per_tok=2,
-        moe_intermediate_size=32,
-        shared_expert_intermediate_size=32,
-    ),
-}
-
-
-@pytest.mark.parametrize("kind", REFUSED_BY_TRIAL)
-def test_what_cannot_be_split_is_refused_by_trial(
-    kind: str, build_model: Callable[[PreTrainedConfig], PreTrainedModel]
-) -> None:
-    model = prepare_model(build_model(copy.deepcopy(REFUSED_BY_TRIAL[kind])), CPU, CONTEXT)
+@pytest.mark.parametrize("kind", REFUSED_FAMILIES)
+def test_what_cannot_be_split_is_refused(kind: str, build_model: Callable[[PreTrainedConfig], PreTrainedModel]) -> None:
+    config = copy.deepcopy(REFUSED_FAMILIES[kind])
 
     with pytest.raises(ModelUnsupported) as caught:
-        check_split("strange-model", model)
+        check_architecture("strange-model", config.to_dict())
+        check_split("strange-model", prepare_model(build_model(config), CPU, CONTEXT))
 
     assert caught.value.reason
+
+
+@pytest.mark.parametrize("kind", MORE_FAMILIES)
+def test_more_families_are_accepted(kind: str, build_model: Callable[[PreTrainedConfig], PreTrainedModel]) -> None:
+    config = copy.deepcopy(MORE_FAMILIES[kind])
+
+    check_architecture(kind, config.to_dict())
+    check_split(kind, prepare_model(build_model(config), CPU, CONTEXT))
 
 
 @pytest.mark.parametrize("lost", ["window", "softcap", "scale", "prefix"])
 def test_the_trial_notices_an_attention_that_does_not_do_what_it_should(
     lost: str, build_model: Callable[[PreTrainedConfig], PreTrainedModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = prepare_model(build_model(copy.deepcopy(SUPPORTED["gemma2"])), CPU, CONTEXT)
+    model = prepare_model(build_model(copy.deepcopy(SUPPORTED_FAMILIES["gemma2"])), CPU, CONTEXT)
     check_split("gemma2", model)
     honest = DecodeStep.attend
 
@@ -316,3 +302,30 @@ def test_the_trial_notices_an_attention_that_does_not_do_what_it_should(
     with pytest.raises(ModelUnsupported, match="differs from its whole run"):
         check_split("gemma2", model)
     assert model.hf.config._attn_implementation == steps.ATTENTION_NAME
+
+
+@pytest.mark.parametrize("family", ["qwen3-next", "lfm2", "falcon-h1", "mamba2"])
+@pytest.mark.parametrize("lost", ["state", "stored state", "rows of their own", "own copy"])
+def test_the_trial_notices_a_state_that_is_not_kept(
+    family: str,
+    lost: str,
+    build_model: Callable[[PreTrainedConfig], PreTrainedModel],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = prepare_model(build_model(copy.deepcopy(RECURRENT_FAMILIES[family])), CPU, CONTEXT)
+    if lost == "state":
+        monkeypatch.setattr(RecurrentState, "get", lambda *_: None)
+    elif lost == "stored state":
+        honest = PrefixKV.state
+
+        def emptied(self: PrefixKV) -> dict[str, Tensor]:
+            return {name: torch.zeros_like(tensor) for name, tensor in honest(self).items()}
+
+        monkeypatch.setattr(PrefixKV, "state", emptied)
+    elif lost == "rows of their own":
+        monkeypatch.setattr(RecurrentState, "rows", lambda self, first, stop: RecurrentState(dict(self.tensors)))
+    else:
+        monkeypatch.setattr(SuffixKV, "begin", lambda self, slot, prefix: setattr(self, "recurrent", prefix.recurrent))
+
+    with pytest.raises(ModelUnsupported):
+        check_split(family, model)

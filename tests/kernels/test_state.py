@@ -18,10 +18,9 @@ from kernels.model import LanguageModel, prepare_model
 from kernels.params import GenerationParams
 from kernels.prefill import chunk_stops, prefill
 from kernels.steps import PrefillStep
-from tests.kernels.families import CONTEXT, LATENT_FAMILIES, PLAIN_FAMILIES, RECURRENT_FAMILIES, WINDOW, WINDOW_FAMILIES
+from tests.kernels.families import CONTEXT, SUPPORTED_FAMILIES, WINDOW
 from tests.kernels.store import Stored
 
-FAMILIES = PLAIN_FAMILIES | WINDOW_FAMILIES | LATENT_FAMILIES | RECURRENT_FAMILIES
 STATEFUL = ["mistral", "gemma3", "qwen3-next", "lfm2", "falcon-h1", "mamba2"]
 
 
@@ -31,7 +30,9 @@ def load_family(build_model: Callable[[PreTrainedConfig], PreTrainedModel]) -> C
 
     def loader(name: str) -> LanguageModel:
         if name not in made:
-            made[name] = prepare_model(build_model(copy.deepcopy(FAMILIES[name])), torch.device("cpu"), CONTEXT)
+            made[name] = prepare_model(
+                build_model(copy.deepcopy(SUPPORTED_FAMILIES[name])), torch.device("cpu"), CONTEXT
+            )
         return made[name]
 
     return loader
@@ -58,7 +59,7 @@ def test_the_windows_of_the_layers_are_learnt(load_family: Callable[[str], Langu
 
 
 def test_a_window_that_no_text_can_leave_is_none(build_model: Callable[[PreTrainedConfig], PreTrainedModel]) -> None:
-    hf = build_model(copy.deepcopy(FAMILIES["mistral"]))
+    hf = build_model(copy.deepcopy(SUPPORTED_FAMILIES["mistral"]))
 
     assert prepare_model(hf, torch.device("cpu"), WINDOW).windows == {}
     assert prepare_model(hf, torch.device("cpu"), WINDOW + 1).windows == {0: WINDOW, 1: WINDOW}
