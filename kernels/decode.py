@@ -82,11 +82,11 @@ class Decoder:
             yield from self._step()
 
     def _admit(self, waiting: Iterator[DecodeRequest]) -> Iterator[DecodeResult]:
-        room = ADMIT_TOKENS
+        room, first = ADMIT_TOKENS, len(self._running)
         while len(self._running) < self.max_batch and room > 0:
             request = next(waiting, None)
             if request is None:
-                return
+                break
             needed = self.prefix.length + len(request.question_ids) + request.params.max_new_tokens
             if needed > self.model.context_len:
                 yield _failed(request, ContextExceeded(needed, self.model.context_len))
@@ -97,6 +97,8 @@ class Decoder:
             own = len(request.question_ids) + request.params.max_new_tokens
             if own > self.suffix.capacity:
                 self.suffix.grow(own)
+        if self.model.layout.recurrent:  # questions of one length run together, each in a row of its own
+            self._running[first:] = sorted(self._running[first:], key=lambda running: len(running.pending))
 
     def _drop_cancelled(self, is_cancelled: Callable[[int], bool]) -> Iterator[DecodeResult]:
         for running in list(self._running):

@@ -305,7 +305,7 @@ def test_the_trial_notices_an_attention_that_does_not_do_what_it_should(
 
 
 @pytest.mark.parametrize("family", ["qwen3-next", "lfm2", "falcon-h1", "mamba2"])
-@pytest.mark.parametrize("lost", ["state", "stored state", "rows of their own", "own copy"])
+@pytest.mark.parametrize("lost", ["stored state", "rows of their own", "own copy"])
 def test_the_trial_notices_a_state_that_is_not_kept(
     family: str,
     lost: str,
@@ -313,9 +313,7 @@ def test_the_trial_notices_a_state_that_is_not_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model = prepare_model(build_model(copy.deepcopy(RECURRENT_FAMILIES[family])), CPU, CONTEXT)
-    if lost == "state":
-        monkeypatch.setattr(RecurrentState, "get", lambda *_: None)
-    elif lost == "stored state":
+    if lost == "stored state":
         honest = PrefixKV.state
 
         def emptied(self: PrefixKV) -> dict[str, Tensor]:
