@@ -274,6 +274,7 @@ def test_a_kv_without_the_models_layout_or_state_is_not_asked(
     with pytest.raises(ChunkMismatch, match="layout"):
         model.ask(PrefixKV(4, 4), model.new_suffix(1, 1), [[5]], [0])
     empty = model.new_kv(4)
+    empty.length = 4
     with pytest.raises(ChunkMismatch):
         model.ask(empty, model.new_suffix(1, 1), [[5]], [0])
 
