@@ -1,6 +1,7 @@
 """The memory of a document, shared by all its questions, and a small one for each question."""
 
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -8,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kernels.errors import ChunkMismatch
-from kernels.layout import PLAIN, KVLayout
+from kernels.layout import PLAIN, KVLayout, LayerShape
 from kernels.recurrent import RecurrentState
 from kernels.window import WindowKV
 
@@ -21,13 +22,45 @@ class LayerKV(NamedTuple):
     base: int
 
 
+class Arrivals:
+    """Which layers are whole, of a KV that another thread is loading chunk by chunk."""
+
+    def __init__(self, layers: Iterable[int], num_chunks: int) -> None:
+        self._missing = dict.fromkeys(layers, num_chunks)
+        self._error: BaseException | None = None
+        self._changed = threading.Condition()
+
+    def note(self, layers: Iterable[int]) -> None:
+        """One more chunk of each of these layers has come."""
+        with self._changed:
+            for layer in layers:
+                self._missing[layer] -= 1
+            self._changed.notify_all()
+
+    def fail(self, error: BaseException) -> None:
+        """No more will come: whoever waits gets the error."""
+        with self._changed:
+            self._error = error
+            self._changed.notify_all()
+
+    def wait(self, layer: int) -> None:
+        """Returns once the layer is whole."""
+        if self._missing[layer] == 0:
+            return
+        with self._changed:
+            self._changed.wait_for(lambda: self._missing[layer] == 0 or self._error is not None)
+            if self._missing[layer] and self._error is not None:
+                raise self._error
+
+
 @dataclass
 class PrefixKV:
     """What a model keeps of one document, for `capacity` tokens, of which `length` are filled.
 
     `keys[layer]` and `values[layer]` are [kv_heads, capacity, head_dim] on the device, made when a layer is first
     written; only the layers that keep every token have them. Prefill owns and fills it; afterwards it is read-only and
-    shared by every question. Made by `LanguageModel.new_kv`, which knows the layout.
+    shared by every question. While it is being loaded, `layer` waits for what has not come yet. Made by
+    `LanguageModel.new_kv`, which knows the layout.
     """
 
     capacity: int
@@ -37,7 +70,27 @@ class PrefixKV:
     layout: KVLayout = PLAIN
     recurrent: RecurrentState = field(default_factory=RecurrentState)
     windows: dict[int, WindowKV] = field(default_factory=dict)
+    arrivals: Arrivals | None = None
     _joined: dict[int, Tensor] = field(default_factory=dict)
+
+    @classmethod
+    def empty(
+        cls,
+        capacity: int,
+        shapes: Mapping[int, LayerShape],
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        layout: KVLayout = PLAIN,
+    ) -> "PrefixKV":
+        """Room for `capacity` tokens in each of these layers."""
+        kv = cls(capacity, layout=layout)
+        for layer, shape in shapes.items():
+            keys = (shape.kv_heads, capacity, shape.key_dim)
+            values = (shape.kv_heads, capacity, shape.value_dim)
+            kv.keys[layer] = torch.empty(keys, dtype=dtype, device=device)
+            kv.values[layer] = torch.empty(values, dtype=dtype, device=device)
+        return kv
 
     @property
     def token_layers(self) -> tuple[int, ...]:
@@ -54,7 +107,7 @@ class PrefixKV:
         return tokens + sum(window.size_bytes for window in self.windows.values()) + self.recurrent.size_bytes
 
     def layer(self, layer: int) -> LayerKV:
-        """The one way to a layer's keys and values.
+        """The one way to a layer's keys and values, once they are there.
 
         Raises:
             ChunkMismatch: the layer was never filled.
@@ -64,9 +117,14 @@ class PrefixKV:
             return LayerKV(window.keys, window.values, window.base)
         if layer not in self.keys:
             raise ChunkMismatch(f"nothing is stored of layer {layer}")
-        if layer in self._joined:
-            return LayerKV(self._joined[layer], self.keys[layer], 0)
-        return LayerKV(self.keys[layer], self.values[layer], 0)
+        if self.arrivals is not None:
+            self.arrivals.wait(layer)
+        keys, values = self.keys[layer], self.values[layer]
+        if layer not in self.layout.latent:
+            return LayerKV(keys, values, 0)
+        if layer not in self._joined:  # both side by side are the keys; made once where nothing is written any more
+            self._joined[layer] = torch.cat([keys, values], -1)
+        return LayerKV(self._joined[layer], keys, 0)
 
     @torch.inference_mode()
     def write(self, layer: int, start: int, k: Tensor, v: Tensor) -> None:
@@ -79,18 +137,12 @@ class PrefixKV:
             self.windows[layer] = WindowKV(self.layout.windows[layer], 0, k.clone(), v.clone())
             return
         if layer not in self.keys:
-            self.keys[layer], self.values[layer] = self._room(layer, k, v)
+            self.keys[layer] = k.new_empty((k.shape[0], self.capacity, k.shape[2]))
+            self.values[layer] = v.new_empty((v.shape[0], self.capacity, v.shape[2]))
+        self._joined.pop(layer, None)
         stop = start + k.shape[1]
         self.keys[layer][:, start:stop] = k
         self.values[layer][:, start:stop] = v
-
-    def _room(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        heads, _, k_dim = k.shape
-        if layer not in self.layout.latent:
-            return k.new_empty((heads, self.capacity, k_dim)), v.new_empty((heads, self.capacity, v.shape[2]))
-        # Attention reads both side by side as its keys.
-        joined = self._joined[layer] = k.new_empty((heads, self.capacity, k_dim + v.shape[2]))
-        return joined[..., :k_dim], joined[..., k_dim:]
 
     @torch.inference_mode()
     def state(self) -> dict[str, Tensor]:

@@ -7,13 +7,12 @@ from typing import NamedTuple
 import torch
 
 
-class TokenShape(NamedTuple):
-    """Keys [kv_heads, tokens, k_dim] and values [kv_heads, tokens, v_dim] of one layer."""
+class LayerShape(NamedTuple):
+    """What one token takes in a layer."""
 
     kv_heads: int
-    k_dim: int
-    v_dim: int
-    dtype: torch.dtype
+    key_dim: int
+    value_dim: int
 
 
 class StateShape(NamedTuple):
@@ -25,13 +24,15 @@ class StateShape(NamedTuple):
 
 @dataclass(frozen=True)
 class KVLayout:
-    """`tokens` has every attention layer, `windows` those that see only so many tokens back (their own counted).
+    """`tokens` has every attention layer, all in one `dtype`; `windows` those that see only so many tokens back, their
+    own counted.
 
     `latent` layers (MLA) keep one compressed vector as keys and one rotated part as values, for all heads together.
     `recurrent` names the states of linear-attention, Mamba and convolution layers, without a dimension for rows.
     """
 
-    tokens: Mapping[int, TokenShape] = field(default_factory=dict)
+    tokens: Mapping[int, LayerShape] = field(default_factory=dict)
+    dtype: torch.dtype = torch.float32
     windows: Mapping[int, int] = field(default_factory=dict)
     latent: frozenset[int] = frozenset()
     recurrent: Mapping[str, StateShape] = field(default_factory=dict)
@@ -45,10 +46,10 @@ class KVLayout:
         """Everything else, as it is behind `length` tokens."""
         shapes = {}
         for layer, width in self.windows.items():
-            heads, k_dim, v_dim, dtype = self.tokens[layer]
+            heads, key_dim, value_dim = self.tokens[layer]
             held = min(length, width - 1)
-            shapes[f"window.{layer}.k"] = StateShape((heads, held, k_dim), dtype)
-            shapes[f"window.{layer}.v"] = StateShape((heads, held, v_dim), dtype)
+            shapes[f"window.{layer}.k"] = StateShape((heads, held, key_dim), self.dtype)
+            shapes[f"window.{layer}.v"] = StateShape((heads, held, value_dim), self.dtype)
         return shapes | {f"recurrent.{name}": shape for name, shape in self.recurrent.items()}
 
 

@@ -1,6 +1,6 @@
 """A causal language model of transformers with our attention, ready for prefill and decode."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -19,7 +19,7 @@ from kernels.errors import ChunkMismatch, ModelIncomplete, ModelMissing, ModelUn
 from kernels.gguf import convert_gguf
 from kernels.identity import ModelIdentity, config_digest, digest_json, tokenizer_digest, weights_digest
 from kernels.kv import PrefixKV, SuffixKV, to_index
-from kernels.layout import KVLayout
+from kernels.layout import KVLayout, LayerShape
 from kernels.prompt import Prompter
 from kernels.settings import KernelSettings, user_cache_dir
 from kernels.steps import ATTENTION_NAME, DecodeStep, PrefillStep, Step, run_step
@@ -50,8 +50,17 @@ class LanguageModel:
         """The layers that see only so many tokens back, their own counted."""
         return dict(self.layout.windows)
 
-    def new_kv(self, capacity: int) -> PrefixKV:
-        return PrefixKV(capacity, layout=self.layout)
+    @property
+    def kv_shapes(self) -> dict[int, LayerShape]:
+        """What a token takes in each of the layers that keep every token."""
+        return {layer: self.layout.tokens[layer] for layer in self.layout.token_layers}
+
+    def new_kv(self, capacity: int, make_room: Callable[[int], None] = lambda _size_bytes: None) -> PrefixKV:
+        """Room for a document of this many tokens; `make_room(size_bytes)` is called before it is taken."""
+        shapes, dtype = self.kv_shapes, self.layout.dtype
+        numbers = sum(shape.kv_heads * (shape.key_dim + shape.value_dim) for shape in shapes.values())
+        make_room(capacity * numbers * dtype.itemsize)
+        return PrefixKV.empty(capacity, shapes, dtype=dtype, device=self.device, layout=self.layout)
 
     def new_suffix(self, slots: int, capacity: int) -> SuffixKV:
         return SuffixKV(slots, capacity, self.layout)
@@ -95,6 +104,8 @@ class LanguageModel:
             raise ChunkMismatch("it was loaded without the model's layout")
         if self.layout.recurrent and prefix.length and not prefix.recurrent:
             raise ChunkMismatch("its recurrent state is missing")
+        if prefix.length and prefix.layout.windows.keys() != prefix.windows.keys():
+            raise ChunkMismatch("its windows are missing")
 
 
 def _joined(pending: Sequence[list[int]]) -> list[int]:

@@ -1,8 +1,9 @@
 """Reading a document once: chunk by chunk into preallocated KV."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -41,10 +42,10 @@ class Prefilled:
     prefill_s: float
 
 
-def chunk_stops(num_tokens: int, chunk_tokens: int, *, head: int = 0) -> list[int]:
-    """Where chunks of at most `chunk_tokens` end. The first `head` tokens, a system prompt, get chunks of their own."""
-    starts = [*range(0, head, chunk_tokens), *range(head, num_tokens, chunk_tokens)]
-    return [*starts[1:], num_tokens]
+def chunk_stops(num_tokens: int, head_tokens: int, chunk_tokens: int) -> tuple[int, ...]:
+    """Where the chunks of a prefix end: the head, which all documents share, then every `chunk_tokens`."""
+    stops = {head_tokens, *range(chunk_tokens, num_tokens, chunk_tokens)}
+    return (*sorted(stop for stop in stops if 0 < stop < num_tokens), num_tokens)
 
 
 def prefill(
@@ -61,7 +62,7 @@ def prefill(
     computed; a KV with windows or recurrent states cannot go back and must end before it.
 
     `on_chunk(kv, start, stop)` is called as soon as the tokens [start, stop) are ready; `kv.state()` is then that
-    behind `stop` tokens.
+    behind `stop` tokens. Where there is no state, a short chunk is run together with the next one.
 
     Raises:
         NonFiniteLogits: the model overflowed.
@@ -74,15 +75,25 @@ def prefill(
     kv = kv or model.new_kv(len(ids))
     first = _first_token(kv, stops, len(ids))
     model.check_prefix(kv)
-    start = first
-    for stop in (stop for stop in stops if stop > first):
+    chunks = [chunk for chunk in pairwise((0, *stops)) if chunk[0] >= first]
+    for together in _runs(chunks, longest=max(stop - start for start, stop in pairwise((0, *stops))), kv=kv):
+        start, stop = together[0][0], together[-1][1]
         logits = model.forward(PrefillStep(kv, start, stop - start), ids[start:stop], 1)
-        kv.length = stop
-        on_chunk(kv, start, stop)
-        start = stop
+        for chunk in together:
+            kv.length = chunk[1]
+            on_chunk(kv, *chunk)
     if not bool(torch.isfinite(logits).all()):
         raise NonFiniteLogits
     return Prefilled(kv, take_probe(model, ids[-1], kv), len(ids) - first, time.perf_counter() - began)
+
+
+def _runs(chunks: list[tuple[int, int]], *, longest: int, kv: PrefixKV) -> Iterator[list[tuple[int, int]]]:
+    """Chunks that are run together; each alone where the state at its end is asked for."""
+    alone = bool(kv.layout.windows or kv.layout.recurrent)
+    while chunks:
+        together = chunks[:1] if alone else [chunk for chunk in chunks if chunk[1] - chunks[0][0] <= longest]
+        yield together
+        chunks = chunks[len(together) :]
 
 
 def _first_token(kv: PrefixKV, stops: Sequence[int], num_tokens: int) -> int:

@@ -12,6 +12,7 @@ special tokens switched off, so no text in a contract can end its turn or give o
 import hashlib
 import json
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,11 @@ class Prompter:
         if bos is not None and ids[0] != bos and self._adds_bos():
             ids.insert(0, bos)
         return ids
+
+    @cached_property
+    def head_tokens(self) -> int:
+        """How many tokens precede the document: the same ones for every document."""
+        return len(self.prefix_ids("")) - len(self._literal(self.parts.middle))
 
     def question_ids(self, question: str) -> list[int]:
         """Tokens of the question part; never empty."""

@@ -8,7 +8,7 @@ from kernels.attention import Attended
 from kernels.errors import ModelUnsupported
 from kernels.kv import PrefixKV
 from kernels.latent import latent_layers
-from kernels.layout import KVLayout, StateShape, TokenShape
+from kernels.layout import KVLayout, LayerShape, StateShape
 from kernels.steps import PrefillStep, run_step
 
 TOKENS = 8
@@ -46,9 +46,10 @@ def survey(hf: PreTrainedModel, device: torch.device, context_len: int) -> KVLay
         raise ModelUnsupported(type(hf).__name__, "its layers keep their state themselves")
     return KVLayout(
         tokens={
-            layer: TokenShape(keys.shape[0], keys.shape[2], kv.values[layer].shape[2], keys.dtype)
+            layer: LayerShape(keys.shape[0], keys.shape[2], kv.values[layer].shape[2])
             for layer, keys in kv.keys.items()
         },
+        dtype=next((keys.dtype for keys in kv.keys.values()), torch.float32),
         windows={layer: width for layer, width in step.windows.items() if width < context_len and layer not in latent},
         latent=latent,
         recurrent={

@@ -46,11 +46,11 @@ def why(database: Database, store: ObjectStore, engine: Engine, tenant: str, mea
     fingerprint = engine.fingerprint(tenant, meant.document_id, ids)
     with database.reading() as session:
         rows = document_snapshots(session, tenant, meant.document_id)
-        chunks = known_chunks(session, chunk_keys(fingerprint.chain_root(), ids, engine.settings.chunk_tokens))
+        chunks = known_chunks(session, chunk_keys(fingerprint.chain_root(), ids, engine.chunk_stops(len(ids))))
         rate = last_prefill_rate(session, fingerprint.weights)
     nearest, differences = _nearest(rows, fingerprint.fields())
     hit = nearest is not None and not differences and nearest.state == SnapshotState.READY
-    reused = len(ids) if hit else sum(chunk.num_tokens for chunk in chunks)
+    reused = len(ids) if hit else engine.reusable_tokens(len(ids), len(chunks))
     return Why(
         document_id=meant.document_id,
         fingerprint=fingerprint.digest(),

@@ -20,15 +20,15 @@ from storage.database import Database
 from storage.errors import ArchiveRefused, SnapshotCorrupt
 from storage.fingerprint import Fingerprint
 from storage.lineage import Event
+from storage.loading import get_chunks
 from storage.manifest import ChunkEntry, Manifest, verify_chunk
-from storage.objects import ObjectStore
+from storage.objects import ObjectStore, without_copies
 from storage.schema import ChunkRow, SnapshotRow, SnapshotState
 from storage.snapshots import (
     abandon_writing,
     add_chunk,
     claim_writing,
     find_or_create,
-    get_chunks,
     get_manifest,
     publish,
     put_manifest,
@@ -47,6 +47,7 @@ def export_snapshot(store: ObjectStore, row: SnapshotRow, path: Path) -> int:
     Raises:
         SnapshotCorrupt, ObjectMissing: it is not what was published; no file is left.
     """
+    store = without_copies(store)  # read once, and maybe on a host that answers nothing
     manifest = get_manifest(store, row)
     data = manifest.encode()
     partial = path.with_name(f"{path.name}.partial")

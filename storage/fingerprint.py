@@ -2,10 +2,11 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -38,13 +39,13 @@ class Fingerprint:
         return _digest(fields)
 
 
-def chunk_keys(root: str, ids: list[int], chunk_tokens: int) -> list[str]:
-    """Keys of the chunks of a prefix: a hash chain over its token ids, so equal beginnings have equal keys."""
+def chunk_keys(root: str, ids: list[int], stops: Sequence[int]) -> list[str]:
+    """Keys of the chunks of a prefix that end at `stops`: a hash chain over its token ids, so equal beginnings have
+    equal keys."""
     keys = []
     parent = root
-    for start in range(0, len(ids), chunk_tokens):
-        part = ids[start : start + chunk_tokens]
-        parent = _digest({"parent": parent, "ids": part})
+    for start, stop in pairwise((0, *stops)):
+        parent = _digest({"parent": parent, "ids": ids[start:stop]})
         keys.append(parent)
     return keys
 

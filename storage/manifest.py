@@ -1,6 +1,9 @@
 """The manifest of a snapshot: what it is of, which chunks hold it, and how to prove them."""
 
 import hashlib
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple
 
 import xxhash
 from pydantic import BaseModel, ConfigDict, FiniteFloat, ValidationError
@@ -8,7 +11,16 @@ from pydantic import BaseModel, ConfigDict, FiniteFloat, ValidationError
 from storage.errors import SnapshotCorrupt
 
 
+class Part(NamedTuple):
+    """Bytes of a chunk, from where the part before ends up to `stop`, that are read and proved on their own."""
+
+    stop: int
+    xxh3: str
+
+
 class ChunkEntry(BaseModel):
+    """A stored chunk: the tokens [start, stop), and what proves its bytes, whole and part by part."""
+
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     key: str
@@ -17,6 +29,7 @@ class ChunkEntry(BaseModel):
     size_bytes: int
     xxh3: str
     sha256: str
+    parts: tuple[Part, ...]
 
     @property
     def object_key(self) -> str:
@@ -87,7 +100,10 @@ def chunk_key_of(object_key: str) -> str:
     return object_key.removeprefix("chunks/").removesuffix(".safetensors")
 
 
-def describe_chunk(key: str, start: int, stop: int, data: bytes) -> ChunkEntry:
+def describe_chunk(key: str, start: int, stop: int, data: bytes, part_stops: Sequence[int]) -> ChunkEntry:
+    """`part_stops` are where its parts end, the last one at the end of `data`."""
+    view = memoryview(data)
+    begins = (0, *part_stops)
     return ChunkEntry(
         key=key,
         start=start,
@@ -95,6 +111,7 @@ def describe_chunk(key: str, start: int, stop: int, data: bytes) -> ChunkEntry:
         size_bytes=len(data),
         xxh3=xxhash.xxh3_128_hexdigest(data),
         sha256=hashlib.sha256(data).hexdigest(),
+        parts=tuple(Part(end, xxhash.xxh3_128_hexdigest(view[begin:end])) for begin, end in pairwise(begins)),
     )
 
 

@@ -25,7 +25,7 @@ from sqlalchemy import (
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.types import TypeDecorator
 
-SCHEMA_HEAD = "0002"
+SCHEMA_HEAD = "0003"
 
 NAMES = {
     "ix": "ix_%(table_name)s_%(column_0_N_name)s",
@@ -254,6 +254,7 @@ class ChunkRow(Base):
     size_bytes: Mapped[int] = mapped_column(BigInteger)
     xxh3: Mapped[str] = mapped_column(String(32))
     sha256: Mapped[str] = mapped_column(String(64))
+    parts: Mapped[list[list[Any]] | None] = mapped_column(JSON)
     created_at: Mapped[datetime]
 
 

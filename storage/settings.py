@@ -117,6 +117,13 @@ class StorageSettings(FloorSettings):
         description="Most that snapshots may take; the least recently used go first (MB). Default: no limit.",
     )
 
+    local_copies_mb: int = Field(
+        default=4096,
+        ge=0,
+        description="Most that copies of an S3 store's chunks may take in the folder copies in the data folder; the "
+        "least recently used go first (MB). 0: no copies.",
+    )
+
     @field_validator("data_dir")
     @classmethod
     def _absolute(cls, value: Path) -> Path:

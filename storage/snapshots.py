@@ -1,7 +1,6 @@
 """Snapshots: one writer at a time, published whole, proved on every load."""
 
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
@@ -14,7 +13,7 @@ from storage.errors import ObjectMissing, SnapshotCorrupt, SnapshotMissing
 from storage.fingerprint import Fingerprint
 from storage.inserting import insert_new
 from storage.lineage import Event, note_event
-from storage.manifest import ChunkEntry, Manifest, chunk_object_key, manifest_object_key, verify_chunk
+from storage.manifest import ChunkEntry, Manifest, chunk_object_key, manifest_object_key
 from storage.objects import ObjectStore
 from storage.schema import (
     GONE_STATES,
@@ -26,8 +25,6 @@ from storage.schema import (
     SnapshotRow,
     SnapshotState,
 )
-
-LOAD_THREADS = 4
 
 
 @dataclass(frozen=True)
@@ -70,6 +67,16 @@ def get_snapshot(session: Session, snapshot_id: int) -> SnapshotRow:
     if row is None:
         raise SnapshotMissing(str(snapshot_id))
     return row
+
+
+def ready_manifests(session: Session, snapshot_ids: Collection[int]) -> set[tuple[int, str]]:
+    """Id and manifest digest of those of the snapshots that are in use."""
+    rows = session.execute(
+        select(SnapshotRow.snapshot_id, SnapshotRow.manifest_sha256).where(
+            SnapshotRow.snapshot_id.in_(snapshot_ids), SnapshotRow.state == SnapshotState.READY
+        )
+    )
+    return {(snapshot_id, str(digest)) for snapshot_id, digest in rows}
 
 
 def require_snapshot(session: Session, tenant: str, snapshot_id: int) -> SnapshotRow:
@@ -168,6 +175,7 @@ def add_chunk(session: Session, tenant: str, entry: ChunkEntry, now: datetime) -
         "size_bytes": entry.size_bytes,
         "xxh3": entry.xxh3,
         "sha256": entry.sha256,
+        "parts": [list(part) for part in entry.parts],
         "created_at": now,
     }
     # Two documents with the same beginning may be written at the same time.
@@ -338,25 +346,3 @@ def get_manifest(store: ObjectStore, row: SnapshotRow) -> Manifest:
     if manifest.fingerprint != row.fields:
         raise SnapshotCorrupt(key, expected="the fingerprint of its row", actual="another")
     return manifest
-
-
-def get_chunks(store: ObjectStore, entries: tuple[ChunkEntry, ...]) -> Iterator[tuple[ChunkEntry, bytes]]:
-    """The chunks in order, each verified; a few are fetched ahead.
-
-    Raises:
-        SnapshotCorrupt, ObjectMissing: of the first chunk that is not as published.
-    """
-
-    def fetch(entry: ChunkEntry) -> bytes:
-        data = store.get(entry.object_key)
-        verify_chunk(entry, data)
-        return data
-
-    with ThreadPoolExecutor(LOAD_THREADS, thread_name_prefix="load") as pool:
-        ahead = [pool.submit(fetch, entry) for entry in entries[:LOAD_THREADS]]
-        for index, entry in enumerate(entries):
-            data = ahead[index].result()
-            ahead[index] = None  # type: ignore[call-overload] # lets the bytes go once they are used
-            if index + LOAD_THREADS < len(entries):
-                ahead.append(pool.submit(fetch, entries[index + LOAD_THREADS]))
-            yield entry, data

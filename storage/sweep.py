@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 from storage.database import Database
 from storage.leases import is_leased
 from storage.manifest import chunk_key_of, chunk_object_key, manifest_object_key
-from storage.objects import ObjectStore, StoredObject
+from storage.objects import LocalCopies, ObjectStore, StoredObject
 from storage.retention import Lifetimes
 from storage.schema import GONE_STATES, ChunkRow, SnapshotChunkRow, SnapshotRow, SnapshotState
 
@@ -39,7 +39,8 @@ def sweep(
 ) -> Swept:
     """Deletes what expired or removed snapshots held alone, and objects that have no row. Repeatable.
 
-    What is younger than the grace time stays: its writer may be about to publish it.
+    What is younger than the grace time stays: its writer may be about to publish it. Copies of what is gone go too,
+    on this host.
     """
     older_than = now - timedelta(seconds=lifetimes.grace_s)
     with database.reading() as session:
@@ -50,7 +51,19 @@ def sweep(
     chunks, chunk_bytes = _sweep_chunks(database, store, older_than, now, dry_run=dry_run)
     orphans, orphan_bytes = _sweep_orphans(database, store, older_than, dry_run=dry_run)
     uploads = 0 if dry_run else store.sweep(lifetimes.grace_s)
+    if not dry_run:
+        prune_copies(database, store)
     return Swept(len(gone), chunks, chunk_bytes, orphans, orphan_bytes, uploads)
+
+
+def prune_copies(database: Database, store: ObjectStore) -> int:
+    """Deletes this host's copies of chunks that have no row any more, whichever host forgot them. Returns how many."""
+
+    def known(keys: list[str]) -> set[str]:
+        with database.reading() as session:
+            return _known_objects(session, keys)
+
+    return store.prune(known) if isinstance(store, LocalCopies) else 0
 
 
 def _is_sweepable(now: datetime) -> ColumnElement[bool]:

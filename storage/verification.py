@@ -8,7 +8,7 @@ from sqlalchemy.orm import Session
 
 from storage.errors import ObjectMissing, SnapshotCorrupt
 from storage.manifest import ChunkEntry, verify_chunk
-from storage.objects import ObjectStore
+from storage.objects import ObjectStore, without_copies
 from storage.schema import ChunkRow, SnapshotChunkRow, SnapshotRow
 from storage.snapshots import get_manifest
 
@@ -38,6 +38,7 @@ def verify_snapshot(store: ObjectStore, row: SnapshotRow, digests: dict[str, str
     Raises:
         ObjectStoreError: the store cannot be read; nothing is said about the snapshot.
     """
+    store = without_copies(store)
     try:
         manifest = get_manifest(store, row)
     except (ObjectMissing, SnapshotCorrupt) as exc:

@@ -4,19 +4,20 @@ import logging
 import threading
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
-from kernels.codecs import CODECS, decode_chunk, encode_chunk
+from kernels.codecs import CODECS, chunk_parts, decode_chunk, encode_chunk
 from kernels.errors import ChunkMismatch
 from kernels.kv import PrefixKV
 from storage.database import utc_now
 from storage.errors import ObjectMissing, SnapshotCorrupt
 from storage.fingerprint import Fingerprint, chunk_keys
-from storage.manifest import ChunkEntry, describe_chunk
-from storage.snapshots import add_chunk, forget_chunk, get_chunks, known_chunks
+from storage.manifest import ChunkEntry, Part, describe_chunk
+from storage.snapshots import add_chunk, forget_chunk, known_chunks
+from tasks.loading import load_run
 from tasks.workplace import Workplace
 
 logger = logging.getLogger(__name__)
-CHUNKS_IN_FLIGHT = 2
 
 
 @dataclass
@@ -38,53 +39,60 @@ class ChunkChain:
 
     def __post_init__(self) -> None:
         root = replace(self.fingerprint, codec=self.codec).chain_root()
-        self.keys = chunk_keys(root, self.ids, self.place.engine.settings.chunk_tokens)
+        self.stops = self.place.engine.chunk_stops(len(self.ids))
+        self.keys = chunk_keys(root, self.ids, self.stops)
 
     def load(self) -> None:
         """Fills `stored` from the leading chunks that are stored already: of an earlier attempt that was cut off, or
         of a document with the same beginning. A damaged chunk ends the run and is forgotten."""
-        size = self.place.engine.settings.chunk_tokens
         with self.place.database.reading() as session:
             rows = known_chunks(session, self.keys)
-        found = tuple(
+        found = [
             ChunkEntry(
                 key=row.chunk_key,
-                start=index * size,
-                stop=index * size + row.num_tokens,
+                start=start,
+                stop=stop,
                 size_bytes=row.size_bytes,
                 xxh3=row.xxh3,
                 sha256=row.sha256,
+                parts=tuple(Part(*part) for part in row.parts or ()),
             )
-            for index, row in enumerate(rows)
-        )
-        try:
-            for entry, data in get_chunks(self.place.store, found):
-                self._decode(data, entry.start, entry.stop)
-                self.stored.length = entry.stop
-                self.entries[entry.start // size] = entry
-        except (SnapshotCorrupt, ObjectMissing, ChunkMismatch) as exc:
-            logger.warning("stored chunk is damaged", extra={"reason": type(exc).__name__})
+            for row, (start, stop) in zip(rows, pairwise((0, *self.stops)), strict=False)
+        ]
+        while found:
+            try:
+                load_run(self.place, self.stored, found, self.codec)
+            except (SnapshotCorrupt, ObjectMissing) as exc:
+                logger.warning("stored chunk is damaged", extra={"reason": type(exc).__name__})
+                damaged = next(at for at, entry in enumerate(found) if entry.object_key == exc.key)
+            except ChunkMismatch as exc:
+                logger.warning("stored chunk does not fit", extra={"reason": str(exc)})
+                damaged = 0
+            else:
+                self.entries = {entry.stop: entry for entry in found}
+                return
             with self.place.database.writing() as session:
-                forget_chunk(session, found[len(self.entries)].key)
+                forget_chunk(session, found[damaged].key)
+            found = found[:damaged]
 
     def store(self, pool: Executor, kv: PrefixKV, start: int, stop: int) -> None:
-        """Begins to store the chunk, unless it is there; waits where too many are under way."""
-        index = start // self.place.engine.settings.chunk_tokens
-        if index in self.entries:
+        """Begins to store the chunk, unless it is there, once the one before is stored."""
+        if stop in self.entries or stop in self._storing:
             return
-        self._storing[index] = pool.submit(self._put, self.keys[index], kv, start, stop)
-        if index - CHUNKS_IN_FLIGHT in self._storing:
-            self._storing[index - CHUNKS_IN_FLIGHT].result()
+        for earlier in self._storing.values():
+            earlier.result()
+        key = self.keys[self.stops.index(stop)]
+        self._storing[stop] = pool.submit(self._put, key, kv, start, stop)
 
     def finish(self) -> tuple[ChunkEntry, ...]:
         """All chunks in order, once they are stored."""
-        self.entries |= {index: future.result() for index, future in self._storing.items()}
+        self.entries |= {stop: future.result() for stop, future in self._storing.items()}
         self.stored.length = len(self.ids)
-        return tuple(self.entries[index] for index in range(len(self.keys)))
+        return tuple(self.entries[stop] for stop in self.stops)
 
     def _put(self, key: str, kv: PrefixKV, start: int, stop: int) -> ChunkEntry:
         data = encode_chunk(kv, start, stop, self.codec)
-        entry = describe_chunk(key, start, stop, data)
+        entry = describe_chunk(key, start, stop, data, chunk_parts(data))
         if not CODECS[self.codec].lossless:
             with self._decoding:
                 self._decode(data, start, stop)

@@ -6,13 +6,10 @@ from contextlib import contextmanager
 
 from sqlalchemy.orm import Session
 
-from kernels.codecs import decode_chunk
 from kernels.decode import Decoder, DecodeRequest, DecodeResult
-from kernels.errors import ChunkMismatch
 from kernels.kv import PrefixKV
 from kernels.params import GenerationParams
 from storage.database import utc_now
-from storage.errors import ObjectMissing, SnapshotCorrupt
 from storage.items import (
     NewAnswer,
     OpenItem,
@@ -25,8 +22,10 @@ from storage.items import (
 )
 from storage.leases import release_leases, take_lease
 from storage.schema import SnapshotRow, SnapshotState
-from storage.snapshots import get_chunks, get_manifest, get_snapshot, note_used, quarantine
+from storage.snapshots import get_snapshot, quarantine
 from tasks.app import app
+from tasks.errors import PromptChanged
+from tasks.loading import DAMAGED, LoadedPrefix, loaded
 from tasks.workplace import Workplace
 
 logger = logging.getLogger(__name__)
@@ -58,16 +57,18 @@ def answer_waiting(place: Workplace, row: SnapshotRow) -> bool:
         if not is_ready:
             return False
         try:
-            prefix = load_prefix(place, row)
-        except (SnapshotCorrupt, ObjectMissing, ChunkMismatch) as exc:
+            with loaded(place, row) as prefix:
+                _answer(place, row, prefix, owner)
+        except DAMAGED as exc:
             logger.warning("snapshot is damaged", extra={"snapshot_id": row.snapshot_id, "reason": type(exc).__name__})
             with place.database.writing() as session:
+                release_items(session, owner)
                 quarantine(session, row.snapshot_id, str(exc))
             return False
-        with place.database.writing() as session:
-            note_used(session, row.snapshot_id, utc_now())
-        try:
-            _answer(place, row, prefix, owner)
+        except PromptChanged:
+            with place.database.writing() as session:
+                release_items(session, owner)
+            return False
         except Exception:
             # What this owner holds comes back when its lease runs out, with the attempt counted, so that
             # questions which always fail end as failed and do not come round for ever.
@@ -98,26 +99,9 @@ def _leased(place: Workplace, snapshot_id: int, owner: str) -> Iterator[bool]:
             release_leases(session, owner)
 
 
-def load_prefix(place: Workplace, row: SnapshotRow) -> PrefixKV:
-    """The snapshot's KV on the device, every byte verified.
-
-    Raises:
-        SnapshotCorrupt, ObjectMissing, ChunkMismatch: it is not what was published.
-    """
-    manifest = get_manifest(place.store, row)
-    kv = PrefixKV(manifest.num_tokens)
-    dtype, device = place.engine.identity.kv_dtype, str(place.engine.model.device)
-    for entry, data in get_chunks(place.store, manifest.chunks):
-        decode_chunk(data, kv, entry.start, entry.stop, codec=manifest.codec, dtype=dtype, device=device)
-        kv.length = entry.stop
-    if kv.length != row.num_tokens or kv.num_layers != manifest.num_layers:
-        raise SnapshotCorrupt(row.fingerprint, expected=f"{row.num_tokens} tokens", actual=f"{kv.length} tokens")
-    return kv
-
-
-def _answer(place: Workplace, row: SnapshotRow, prefix: PrefixKV, owner: str) -> None:
+def _answer(place: Workplace, row: SnapshotRow, prefix: LoadedPrefix, owner: str) -> None:
     engine = place.engine
-    decoder = Decoder(engine.model, engine.prompter, prefix, max_batch=engine.settings.max_batch)
+    decoder = Decoder(engine.model, engine.prompter, prefix.kv, max_batch=engine.settings.max_batch)
 
     def requests() -> Iterator[DecodeRequest]:
         while items := _claim(place, row, owner):
@@ -130,7 +114,8 @@ def _answer(place: Workplace, row: SnapshotRow, prefix: PrefixKV, owner: str) ->
         return place.heartbeat.is_cancelled(owner, item_id)
 
     for result in decoder.run(requests(), is_cancelled):
-        _commit(place, row, prefix, owner, result)
+        prefix.prove()
+        _commit(place, row, prefix.kv, owner, result)
 
 
 def _claim(place: Workplace, row: SnapshotRow, owner: str) -> list[OpenItem]:

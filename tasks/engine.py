@@ -7,9 +7,10 @@ from importlib.metadata import version
 import torch
 
 from kernels.architecture import check_architecture, context_len, read_config
-from kernels.codecs import LAYOUT
+from kernels.codecs import CODECS, LAYOUT
 from kernels.identity import ModelIdentity
 from kernels.model import LanguageModel, load_model, model_folder, model_identity
+from kernels.prefill import chunk_stops
 from kernels.prompt import Prompter, ids_digest
 from kernels.settings import KernelSettings
 from storage.fingerprint import Fingerprint
@@ -61,6 +62,17 @@ class Engine:
             codec=self.settings.codec,
             layout=LAYOUT,
         )
+
+    def chunk_stops(self, num_tokens: int) -> tuple[int, ...]:
+        """Where the chunks of a prefix of this many tokens end."""
+        return chunk_stops(num_tokens, self.prompter.head_tokens, self.settings.chunk_tokens)
+
+    def reusable_tokens(self, num_tokens: int, num_chunks: int) -> int:
+        """How many of a prefix's tokens need not be computed, where its first `num_chunks` chunks are stored. What a
+        lossy codec stored is never computed on, and the last chunk is always computed."""
+        if not CODECS[self.settings.codec].lossless:
+            return 0
+        return (0, *self.chunk_stops(num_tokens)[:-1])[: num_chunks + 1][-1]
 
     def check_fingerprint(self, snapshot_id: int, fields: dict[str, str | int]) -> None:
         """

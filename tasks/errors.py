@@ -2,7 +2,8 @@
 
 TaskError
 |-- BrokerUnavailable    no message can be sent or fetched
-`-- WrongModel           the snapshot was made by another model than this worker's
+|-- WrongModel           the snapshot was made by another model than this worker's
+`-- PromptChanged        the snapshot's document gives other tokens now
 """
 
 
@@ -22,3 +23,9 @@ class WrongModel(TaskError):
         super().__init__(f"Snapshot {snapshot_id} was made by another model or setting: {field} differs.")
         self.snapshot_id = snapshot_id
         self.field = field
+
+
+class PromptChanged(TaskError):
+    def __init__(self, snapshot_id: int) -> None:
+        super().__init__(f"Snapshot {snapshot_id} was made of other tokens than its document gives now.")
+        self.snapshot_id = snapshot_id

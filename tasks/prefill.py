@@ -2,12 +2,13 @@
 
 import logging
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 
 from kernels.codecs import CODECS
 from kernels.errors import ContextExceeded, KernelError
 from kernels.fidelity import Loss, measure_loss
 from kernels.kv import PrefixKV
-from kernels.prefill import Prefilled, chunk_stops, prefill
+from kernels.prefill import Prefilled, prefill
 from storage.database import utc_now
 from storage.documents import get_text
 from storage.errors import StorageError
@@ -30,7 +31,6 @@ from tasks.chain import ChunkChain
 from tasks.workplace import Workplace
 
 logger = logging.getLogger(__name__)
-STORE_THREADS = 2
 EXACT = "none"  # what replaces a codec that loses too much
 
 
@@ -105,13 +105,12 @@ def _write(
     """A lossy codec's stored chunks are read again only for their answers, never to compute on behind them: what is
     measured against is then exact, and so is what is stored where the codec loses too much."""
     engine = place.engine
-    size = engine.settings.chunk_tokens
-    kv = PrefixKV(len(ids))
+    kv = engine.model.new_kv(len(ids), make_room=place.residents.make_room)
     codec = engine.settings.codec
     lossless = CODECS[codec].lossless
-    chain = ChunkChain(place, fingerprint, ids, codec, stored=kv if lossless else PrefixKV(len(ids)))
+    chain = ChunkChain(place, fingerprint, ids, codec, stored=kv if lossless else engine.model.new_kv(len(ids)))
     chain.load()
-    with ThreadPoolExecutor(STORE_THREADS, thread_name_prefix="store") as pool, engine.lock:
+    with ThreadPoolExecutor(1, thread_name_prefix="store") as pool, engine.lock:
 
         def store_chunk(kv: PrefixKV, start: int, stop: int) -> None:
             place.leave_if_stopping()
@@ -119,19 +118,18 @@ def _write(
             with place.database.writing() as session:
                 note_progress(session, claim, stop)
 
-        done = prefill(engine.model, ids, stops=chunk_stops(len(ids), size), kv=kv, on_chunk=store_chunk)
+        done = prefill(engine.model, ids, stops=chain.stops, kv=kv, on_chunk=store_chunk)
         chain.finish()
         if lossless:
             return _publish(place, row, claim, done, chain, loss=None)
-        last = (len(ids) - 1) // size * size
-        loss = measure_loss(engine.model, ids, exact=kv, stored=chain.stored, first=last)
+        loss = measure_loss(engine.model, ids, exact=kv, stored=chain.stored, first=(0, *chain.stops)[-2])
         if loss.logit_rel_error <= engine.settings.codec_max_error:
             return _publish(place, row, claim, done, chain, loss=loss)
         logger.warning("codec loses too much, storing exactly", extra={"codec": codec, "error": loss.logit_rel_error})
         exact = ChunkChain(place, fingerprint, ids, EXACT, stored=chain.stored)
         exact.load()
-        for start in range(0, len(ids), size):
-            exact.store(pool, kv, start, min(start + size, len(ids)))
+        for start, stop in pairwise((0, *exact.stops)):
+            exact.store(pool, kv, start, stop)
         exact.finish()
     return _publish(place, row, claim, done, exact, loss=None)
 

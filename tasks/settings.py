@@ -13,6 +13,9 @@ class TaskSettings(FloorSettings):
         30.0, gt=0, description="How long a silent worker keeps its work before another may take it (seconds)."
     )
     max_attempts: int = Field(3, ge=1, description="How often a worker may die on one piece of work (count).")
+    memory_cache_mb: int = Field(
+        2048, ge=0, description="Memory of the device in which a process keeps loaded snapshots for the next task (MB)."
+    )
     upkeep_s: float = Field(5.0, gt=0, description="How often each worker looks for lost work (seconds).")
 
     @field_validator("broker_url")

@@ -14,7 +14,8 @@ from storage.database import Database, utc_now
 from storage.errors import StorageError
 from storage.items import recover_items, take_unkicked
 from storage.retention import expire
-from storage.sweep import sweep
+from storage.snapshots import ready_manifests
+from storage.sweep import prune_copies, sweep
 from tasks.app import PlatemakerApp
 from tasks.errors import BrokerUnavailable
 from tasks.queues import ALL_QUEUES
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 KICKS_AT_ONCE = 500
 SWEEP_PAUSE_S = 600.0  # listing a large store takes its time, and every worker does it
+PRUNE_PAUSE_S = 60.0  # how long copies on this host may outlive a `forget` on another
 PATIENCE_WHILE_BUSY = 20  # leases a document waits before it is sent again although messages are still queued
 
 
@@ -73,6 +75,7 @@ class Upkeep:
         self._database = place.database
         self._settings = place.settings
         self._swept_at: float | None = None
+        self._pruned_at: float | None = None
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="upkeep", daemon=True)
 
@@ -88,8 +91,18 @@ class Upkeep:
             recovered = recover_items(session, now=utc_now(), max_attempts=self._settings.max_attempts)
         if recovered:
             logger.warning("items put back", extra={"count": recovered})
+        self._drop_residents()
+        self._prune_copies()
         kick_waiting(self._app, self._database, self._settings)
         self._end_lifetimes()
+
+    def _drop_residents(self) -> None:
+        """Lets go of the KV in memory of snapshots that are out of use: expired, erased or written anew."""
+        kept = self._place.residents.keys()
+        if kept:
+            with self._database.reading() as session:
+                ready = ready_manifests(session, [key.snapshot_id for key in kept])
+            self._place.residents.drop([key for key in kept if key not in ready])
 
     def _end_lifetimes(self) -> None:
         with self._database.writing() as session:
@@ -101,6 +114,13 @@ class Upkeep:
             self._swept_at = time.monotonic()
             swept = sweep(self._database, self._place.store, self._place.lifetimes, now=utc_now())
             logger.info("swept", extra=asdict(swept))
+
+    def _prune_copies(self) -> None:
+        if self._pruned_at is None or time.monotonic() - self._pruned_at >= PRUNE_PAUSE_S:
+            self._pruned_at = time.monotonic()
+            pruned = prune_copies(self._database, self._place.store)
+            if pruned:
+                logger.info("local copies pruned", extra={"count": pruned})
 
     def _run(self) -> None:
         while not self._stopped.wait(self._settings.upkeep_s):

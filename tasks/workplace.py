@@ -13,6 +13,7 @@ from storage.retention import Lifetimes
 from storage.settings import StorageSettings
 from tasks.engine import Engine
 from tasks.heartbeat import Heartbeat
+from tasks.residents import ResidentKey, Residents
 from tasks.settings import TaskSettings
 
 STOP_S = 30.0  # a chunk of a long document on a slow CPU
@@ -28,9 +29,12 @@ class Workplace:
     settings: TaskSettings
     lifetimes: Lifetimes
     heartbeat: Heartbeat = field(init=False)
+    residents: Residents = field(init=False)
+    proved: set[ResidentKey] = field(init=False, default_factory=set)  # snapshots whose probe held in this process
     stopping: threading.Event = field(init=False, default_factory=threading.Event)
 
     def __post_init__(self) -> None:
+        self.residents = Residents(self.settings.memory_cache_mb * 1_000_000)
         self.heartbeat = Heartbeat(self.database, lease_s=self.settings.lease_s)
 
     @classmethod

@@ -7,6 +7,8 @@ import pytest
 
 from pipeline.local_servers import Postgres, SeaweedFS, Valkey, postgres, seaweedfs, valkey
 
+os.environ.setdefault("TRITON_INTERPRET", "1")  # read once, when Triton is first imported; 0: the kernels on a card
+
 KEPT_VARIABLES = {"PLATEMAKER_SHARED_DATA", "PLATEMAKER_TEST_MODEL"}
 
 

@@ -31,8 +31,8 @@ class Codec(Protocol):
     lossless: bool
 
     def encode(self, kind: Kind, tensor: Tensor) -> dict[str, Tensor]:
-        """The parts, on the CPU, of a contiguous tensor [kv_heads, tokens, head_dim] of keys or values. The part
-        named "" is stored under the tensor's own name.
+        """The parts, on the CPU, of a tensor [kv_heads, tokens, head_dim] of keys or values, whose heads may lie
+        apart. The part named "" is stored under the tensor's own name.
 
         Raises:
             NonFiniteKV: a lossy codec met NaN or infinity.

@@ -2,7 +2,8 @@
 
 The layout is canonical and rank-free: `k.<layer>` and `v.<layer>`, each [kv_heads, tokens, head_dim] in the compute
 dtype. `none` stores these tensors and nothing else. The other codecs store parts, `k.<layer>.<part>`, and a header:
-one entry `platemaker` of the file's metadata, JSON with codec, dtype and the shape of each tensor.
+one entry `platemaker` of the file's metadata, JSON with codec, dtype and the shape of each tensor. Layers follow each
+other in the file.
 """
 
 import json
@@ -12,13 +13,14 @@ from typing import get_args
 import torch
 from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
 from safetensors import SafetensorError
-from safetensors.torch import load, save
+from safetensors.torch import load
 from torch import Tensor
 
 from kernels.codecs.base import Codec, Kind, Raw
 from kernels.codecs.fp8 import Fp8
 from kernels.codecs.int4 import Int4
 from kernels.codecs.int8 import Int8
+from kernels.codecs.layout import METADATA_KEY, Described, lay_out, layer_of, part_stops, read_layout
 from kernels.codecs.none import Plain
 from kernels.codecs.shuffle_zstd import ShuffleZstd
 from kernels.errors import ChunkMismatch
@@ -49,16 +51,22 @@ def encode_chunk(kv: PrefixKV, start: int, stop: int, codec: str) -> bytes:
     dtype = ""
     for layer in sorted(kv.keys):
         for kind, held in _kinds(kv):
-            tensor = held[layer][:, start:stop].contiguous()
+            tensor = held[layer][:, start:stop]
             name = f"{kind}.{layer}"
             dtype = _name(tensor.dtype)
             heads, tokens, dim = tensor.shape
             shapes[name] = (heads, tokens, dim)
             for part, stored in CODECS[codec].encode(kind, tensor).items():
-                parts[f"{name}.{part}" if part else name] = stored.contiguous()
+                parts[f"{name}.{part}" if part else name] = stored
     header = Header(codec=codec, dtype=dtype, shapes=shapes)
-    data: bytes = save(parts, None if codec == Plain.name else {METADATA: header.model_dump_json()})
-    return data
+    described = {name: Described(part.dtype, tuple(part.shape)) for name, part in parts.items()}
+    head, _ = lay_out(described, {} if codec == Plain.name else {METADATA: header.model_dump_json()})
+    return b"".join([head, *(view for part in parts.values() for view in byte_views(part))])
+
+
+def chunk_parts(data: bytes) -> tuple[int, ...]:
+    """Where the parts of an encoded chunk end, which are fetched and proved one by one."""
+    return part_stops(read_layout(memoryview(data)), len(data))
 
 
 def decode_chunk(data: bytes, kv: PrefixKV, start: int, stop: int, *, codec: str, dtype: str, device: str) -> None:
@@ -71,43 +79,75 @@ def decode_chunk(data: bytes, kv: PrefixKV, start: int, stop: int, *, codec: str
         stored = load(data)
     except (SafetensorError, KeyError) as exc:  # KeyError: a dtype that safetensors knows and torch does not
         raise ChunkMismatch("it is not a safetensors file") from exc
+    described = {name: Described(tensor.dtype, tuple(tensor.shape)) for name, tensor in stored.items()}
+    raws = read_raws(data, described, kv, stop - start, codec=codec, dtype=dtype)
+    parts = group_parts(stored, raws)
+    decoded = {layer: decode_layer(layer, parts, raws, codec, device) for layer in sorted(map(layer_of, raws))}
+    for layer, (k, v) in decoded.items():
+        kv.write(layer, start, k, v)
+
+
+def read_raws(
+    data: bytes, stored: Mapping[str, Described], kv: PrefixKV, tokens: int, *, codec: str, dtype: str
+) -> dict[str, Raw]:
+    """What each tensor of a chunk has to become, by what its beginning says of it.
+
+    Raises:
+        ChunkMismatch: it is of another codec, shape or dtype than asked for or than what `kv` holds already.
+    """
     header = _read_header(data)
     found = Plain.name if header is None else header.codec
     if found != codec or codec not in CODECS:
         raise ChunkMismatch(f"its codec is {found}, not {codec}" if found != codec else f"{codec} is no known codec")
     if header is None:
-        claimed = {name: (_name(tensor.dtype), tuple(tensor.shape)) for name, tensor in stored.items()}
+        claimed = {name: (_name(its_dtype), shape) for name, (its_dtype, shape) in stored.items()}
     else:
         claimed = {name: (header.dtype, shape) for name, shape in header.shapes.items()}
-    raws = _check(claimed, kv, stop - start, dtype)
-    if header is not None and sum(raw.size_bytes for raw in raws.values()) > MAX_TOKEN_BYTES * (stop - start):
+    raws = _check(claimed, kv, tokens, dtype)
+    if header is not None and sum(raw.size_bytes for raw in raws.values()) > MAX_TOKEN_BYTES * tokens:
         raise ChunkMismatch("it claims more numbers a token than any model has")
-    parts = _group(stored, raws)
-    tensors = {
-        (kind, layer): CODECS[codec].decode(kind, parts[f"{kind}.{layer}"], raws[f"{kind}.{layer}"], device)
-        for layer in range(len(raws) // 2)
+    return raws
+
+
+def group_parts(stored: Mapping[str, Tensor], raws: Mapping[str, Raw]) -> dict[str, dict[str, Tensor]]:
+    """Each tensor's parts, by the tensor's name."""
+    groups: dict[str, dict[str, Tensor]] = {}
+    for full, tensor in stored.items():
+        kind, _, rest = full.partition(".")
+        layer, _, part = rest.partition(".")
+        if f"{kind}.{layer}" not in raws:
+            raise ChunkMismatch(f"{full} belongs to no layer of it")
+        groups.setdefault(f"{kind}.{layer}", {})[part] = tensor
+    return groups
+
+
+def decode_layer(
+    layer: int, parts: Mapping[str, Mapping[str, Tensor]], raws: Mapping[str, Raw], codec: str, device: str
+) -> tuple[Tensor, Tensor]:
+    """Keys and values of a layer, each [kv_heads, tokens, head_dim]."""
+    k, v = (
+        CODECS[codec].decode(kind, parts.get(f"{kind}.{layer}", {}), raws[f"{kind}.{layer}"], device)
         for kind in get_args(Kind)
-    }
-    for layer in range(len(raws) // 2):
-        kv.write(layer, start, tensors["k", layer], tensors["v", layer])
+    )
+    return k, v
 
 
 def _read_header(data: bytes) -> Header | None:
     """None: there is none, as in every chunk of the codec `none`."""
     size = int.from_bytes(data[:8], "little")
     try:
-        metadata = json.loads(data[8 : 8 + size]).get("__metadata__") or {}
+        metadata = json.loads(data[8 : 8 + size]).get(METADATA_KEY) or {}
         return Header.model_validate_json(metadata[METADATA]) if METADATA in metadata else None
     except (ValueError, ValidationError) as exc:
         raise ChunkMismatch("its header is damaged") from exc
 
 
 def _check(claimed: Mapping[str, tuple[str, tuple[int, ...]]], kv: PrefixKV, tokens: int, dtype: str) -> dict[str, Raw]:
-    """What each tensor has to be, if what the chunk says of itself fits."""
-    num_layers, odd = divmod(len(claimed), 2)
-    names = {f"{kind}.{layer}" for kind in get_args(Kind) for layer in range(num_layers)}
+    """What each tensor has to be, if what the chunk says of itself fits. A KV with room says which layers there are;
+    otherwise they are counted from 0."""
     held = {f"{kind}.{layer}": tensor for kind, part in _kinds(kv) for layer, tensor in part.items()}
-    if odd or not claimed or names != claimed.keys() or (held and names != held.keys()):
+    counted = {f"{kind}.{layer}" for kind in get_args(Kind) for layer in range(len(claimed) // 2)}
+    if claimed.keys() != (held.keys() or counted) or not claimed:
         raise ChunkMismatch("its layers are not complete")
     raws = {}
     for name, (its_dtype, shape) in claimed.items():
@@ -123,16 +163,10 @@ def _check(claimed: Mapping[str, tuple[str, tuple[int, ...]]], kv: PrefixKV, tok
     return raws
 
 
-def _group(stored: Mapping[str, Tensor], raws: Mapping[str, Raw]) -> dict[str, dict[str, Tensor]]:
-    """Each tensor's parts, by the tensor's name."""
-    groups: dict[str, dict[str, Tensor]] = {name: {} for name in raws}
-    for full, tensor in stored.items():
-        kind, _, rest = full.partition(".")
-        layer, _, part = rest.partition(".")
-        if f"{kind}.{layer}" not in groups:
-            raise ChunkMismatch(f"{full} belongs to no layer of it")
-        groups[f"{kind}.{layer}"][part] = tensor
-    return groups
+def byte_views(tensor: Tensor) -> list[memoryview]:
+    """The tensor's own memory on the CPU, in order: one view, or one for each row of the first axis."""
+    pieces = [tensor] if tensor.is_contiguous() else list(tensor)
+    return [piece.view(torch.uint8).numpy().data.cast("B") for piece in pieces if piece.numel()]
 
 
 def _kinds(kv: PrefixKV) -> tuple[tuple[Kind, dict[int, Tensor]], ...]:

@@ -22,7 +22,7 @@ class ShuffleZstd:
     lossless = True
 
     def encode(self, kind: Kind, tensor: Tensor) -> dict[str, Tensor]:
-        numbers = tensor.cpu().view(torch.uint8).view(-1, tensor.element_size())
+        numbers = tensor.cpu().contiguous().view(torch.uint8).view(-1, tensor.element_size())
         planes = numbers.new_empty((numbers.shape[1], numbers.shape[0]))
         for index, plane in enumerate(planes):  # eight times faster than numbers.t().contiguous()
             plane.copy_(numbers[:, index])

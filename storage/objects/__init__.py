@@ -3,9 +3,10 @@ from urllib.parse import unquote, urlsplit
 
 from storage.objects.base import ObjectStore, StoredObject, check_key
 from storage.objects.folder import FolderStore
+from storage.objects.local_copies import LocalCopies
 from storage.settings import StorageSettings
 
-__all__ = ["FolderStore", "ObjectStore", "StoredObject", "check_key", "open_store"]
+__all__ = ["FolderStore", "LocalCopies", "ObjectStore", "StoredObject", "check_key", "open_store", "without_copies"]
 
 
 def open_store(settings: StorageSettings) -> ObjectStore:
@@ -15,5 +16,18 @@ def open_store(settings: StorageSettings) -> ObjectStore:
         # Here and not above: boto3 takes as long to import as the rest of storage together.
         from storage.objects.s3 import S3Store
 
-        return S3Store(settings)
+        return _with_copies(S3Store(settings), settings)
     return FolderStore(Path(unquote(urlsplit(url).path) if url.startswith("file://") else url))
+
+
+def without_copies(store: ObjectStore) -> ObjectStore:
+    """The store itself, for who wants to know what lies there."""
+    return store.inner if isinstance(store, LocalCopies) else store
+
+
+def _with_copies(store: ObjectStore, settings: StorageSettings) -> ObjectStore:
+    folder = settings.data_dir / "copies"
+    if not settings.local_copies_mb and not folder.exists():
+        return store
+    # Also where copies are no longer wanted: the old ones are still to be deleted.
+    return LocalCopies(store, folder, settings.local_copies_mb * 10**6)

@@ -11,8 +11,8 @@ from typing import NoReturn
 
 from storage.errors import ObjectMissing, ObjectStoreError, StoreDenied, StoreFull, StoreUnavailable
 from storage.objects.base import StoredObject, check_key, check_prefix, is_key
+from storage.objects.files import read_views
 
-_VIEWS_AT_ONCE = 512  # the kernel takes no more than 1024
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG}
 _DENIED = {errno.EACCES, errno.EPERM}
 _IN_THE_WAY = {errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENOTEMPTY}
@@ -52,7 +52,7 @@ class FolderStore:
                 found = os.fstat(descriptor)
                 if stat.S_ISDIR(found.st_mode):
                     raise ObjectMissing(key)
-                _read_into(descriptor, start, into)
+                read_views(descriptor, start, into)
                 return found.st_size
             finally:
                 os.close(descriptor)
@@ -152,19 +152,6 @@ def _write(path: Path, data: bytes | memoryview) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _read_into(descriptor: int, start: int, into: Sequence[memoryview]) -> None:
-    rest = [view for view in into if view.nbytes]
-    while rest:
-        num_read = os.preadv(descriptor, rest[:_VIEWS_AT_ONCE], start)
-        if num_read == 0:
-            return
-        start += num_read
-        while rest and num_read >= rest[0].nbytes:
-            num_read -= rest.pop(0).nbytes
-        if num_read:
-            rest[0] = rest[0][num_read:]
 
 
 def _sync_folder(path: Path) -> None:

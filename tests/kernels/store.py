@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from safetensors.torch import load
 
-from kernels.codecs import encode_chunk
+from kernels.codecs import decode_chunk, encode_chunk
 from kernels.codecs.state import decode_state, encode_state
 from kernels.kv import PrefixKV
 from kernels.model import LanguageModel
@@ -30,12 +30,12 @@ class Stored:
         kv = self.model.new_kv(len(self.ids))
         for (start, stop), data in self.chunks.items():
             if stop <= length:
-                self._write(kv, start, data)
+                self._write(kv, start, stop, data)
         decode_state(self.states[length], kv, length, device="cpu")
         return kv
 
-    def _write(self, kv: PrefixKV, start: int, data: bytes) -> None:
-        tensors = load(data)
-        assert tensors.keys() == {f"{kind}.{layer}" for kind in "kv" for layer in kv.token_layers}
-        for layer in kv.token_layers:
-            kv.write(layer, start, tensors[f"k.{layer}"], tensors[f"v.{layer}"])
+    def _write(self, kv: PrefixKV, start: int, stop: int, data: bytes) -> None:
+        assert load(data).keys() == {f"{kind}.{layer}" for kind in "kv" for layer in kv.token_layers}
+        if kv.token_layers:
+            dtype = str(self.model.dtype).removeprefix("torch.")
+            decode_chunk(data, kv, start, stop, codec="none", dtype=dtype, device="cpu")

@@ -86,7 +86,7 @@ class Case:
         self.first_logits.append(logits[0])
 
     def read(self, chunk_tokens: int) -> PrefixKV:
-        return prefill(self.model, self.prefix, stops=chunk_stops(len(self.prefix), chunk_tokens)).kv
+        return prefill(self.model, self.prefix, stops=chunk_stops(len(self.prefix), 0, chunk_tokens)).kv
 
     def error_of_first_logits(self, kv: PrefixKV) -> float:
         suffix = self.model.new_suffix(len(self.questions), max(map(len, self.questions)))
@@ -143,7 +143,7 @@ def test_the_first_logits_equal_one_run_over_everything(case: Case, chunk_tokens
 def test_the_probe_is_the_best_after_the_last_token_was_asked_again(case: Case) -> None:
     expected = case.reference_logits([*case.prefix, case.prefix[-1]])
 
-    probe = prefill(case.model, case.prefix, stops=chunk_stops(len(case.prefix), 64)).probe
+    probe = prefill(case.model, case.prefix, stops=chunk_stops(len(case.prefix), 0, 64)).probe
 
     for token, logit in zip(probe.token_ids, probe.logits, strict=True):
         assert abs(float(expected[token]) - logit) <= TOLERANCE

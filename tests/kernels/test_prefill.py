@@ -19,20 +19,20 @@ def ids(generator: torch.Generator) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("num_tokens", "chunk_tokens", "head", "expected"),
+    ("num_tokens", "head_tokens", "chunk_tokens", "expected"),
     [
-        (60, 20, 0, [20, 40, 60]),
-        (61, 20, 0, [20, 40, 60, 61]),
-        (5, 20, 0, [5]),
-        (60, 20, 7, [7, 27, 47, 60]),
-        (60, 20, 25, [20, 25, 45, 60]),
-        (60, 20, 40, [20, 40, 60]),
+        (60, 0, 20, (20, 40, 60)),
+        (61, 0, 20, (20, 40, 60, 61)),
+        (5, 0, 20, (5,)),
+        (60, 7, 20, (7, 20, 40, 60)),
+        (60, 40, 20, (20, 40, 60)),
+        (60, 60, 100, (60,)),
     ],
 )
-def test_chunks_end_at_their_size_and_behind_the_head(
-    num_tokens: int, chunk_tokens: int, head: int, expected: list[int]
+def test_chunks_end_behind_the_head_and_at_their_size(
+    num_tokens: int, head_tokens: int, chunk_tokens: int, expected: tuple[int, ...]
 ) -> None:
-    assert chunk_stops(num_tokens, chunk_tokens, head=head) == expected
+    assert chunk_stops(num_tokens, head_tokens, chunk_tokens) == expected
 
 
 def test_chunks_are_told_as_the_stops_cut_them(tiny_llama: LanguageModel, ids: list[int]) -> None:

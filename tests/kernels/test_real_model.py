@@ -86,7 +86,7 @@ def document(engine: Engine, request: pytest.FixtureRequest) -> Document:
     finally:
         hf.set_attn_implementation(ATTENTION_NAME)
     return Document(
-        prefill(engine.model, prefix, stops=chunk_stops(len(prefix), 128)).kv, questions, first_logits, texts
+        prefill(engine.model, prefix, stops=chunk_stops(len(prefix), 0, 128)).kv, questions, first_logits, texts
     )
 
 

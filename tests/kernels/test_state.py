@@ -45,7 +45,7 @@ def ids(generator: torch.Generator) -> list[int]:
 
 
 def read(model: LanguageModel, ids: list[int], chunk_tokens: int = 32) -> PrefixKV:
-    return prefill(model, ids, stops=chunk_stops(len(ids), chunk_tokens)).kv
+    return prefill(model, ids, stops=chunk_stops(len(ids), 0, chunk_tokens)).kv
 
 
 def put_back(model: LanguageModel, tensors: dict[str, Tensor], length: int) -> None:
@@ -266,17 +266,25 @@ def test_a_state_of_another_model_is_refused(load_family: Callable[[str], Langua
 
 
 @pytest.mark.parametrize("name", ["deepseek-v3", "qwen3-next", "mamba2"])
-def test_a_kv_without_the_models_layout_or_state_is_not_asked(
-    name: str, load_family: Callable[[str], LanguageModel]
-) -> None:
+def test_a_kv_without_the_models_layout_is_not_asked(name: str, load_family: Callable[[str], LanguageModel]) -> None:
     model = load_family(name)
 
     with pytest.raises(ChunkMismatch, match="layout"):
         model.ask(PrefixKV(4, 4), model.new_suffix(1, 1), [[5]], [0])
-    empty = model.new_kv(4)
-    empty.length = 4
-    with pytest.raises(ChunkMismatch):
-        model.ask(empty, model.new_suffix(1, 1), [[5]], [0])
+
+
+@pytest.mark.parametrize("name", STATEFUL)
+def test_a_kv_without_its_state_is_not_asked_and_not_read_on(
+    name: str, load_family: Callable[[str], LanguageModel], ids: list[int]
+) -> None:
+    model = load_family(name)
+    kv = model.new_kv(150)
+    kv.length = 50
+
+    with pytest.raises(ChunkMismatch, match=r"state|windows"):
+        model.ask(kv, model.new_suffix(1, 1), [[5]], [0])
+    with pytest.raises(ChunkMismatch, match=r"state|windows"):
+        prefill(model, ids, stops=[50, 150], kv=kv)
 
 
 def test_a_layer_that_was_never_filled_is_told(load_family: Callable[[str], LanguageModel]) -> None:

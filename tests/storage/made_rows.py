@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 
 from storage.database import Database
-from storage.fingerprint import Fingerprint
+from storage.fingerprint import FORMAT_VERSION, Fingerprint
 from storage.items import NewAnswer, OpenItem, claim_items
 from storage.jobs import NewQuestion, NewSource, create_job
 from storage.manifest import ChunkEntry, Manifest, Producer
@@ -99,7 +99,7 @@ def answer(text: str = "Ninety days.", **changes: Any) -> NewAnswer:
 
 def fingerprint(**changes: Any) -> Fingerprint:
     made = {field.name: f"{field.name} of the test" for field in fields(Fingerprint)}
-    return Fingerprint(**{**made, "tenant": "acme", "document_id": DOC, "format_version": 1, **changes})
+    return Fingerprint(**{**made, "tenant": "acme", "document_id": DOC, "format_version": FORMAT_VERSION, **changes})
 
 
 def entry(number: int = 0, **changes: Any) -> ChunkEntry:
@@ -110,6 +110,7 @@ def entry(number: int = 0, **changes: Any) -> ChunkEntry:
         "size_bytes": 100 + number,
         "xxh3": f"{number:032x}",
         "sha256": f"{number + 1:064x}",
+        "parts": ((100 + number, f"{number:032x}"),),
     }
     return ChunkEntry(**{**made, **changes})
 

@@ -14,7 +14,7 @@ from tests.storage.made_rows import DOC, NOW, fingerprint, manifest
 
 def chunk(number: int, start: int = 0) -> tuple[ChunkEntry, bytes]:
     data = bytes([number]) * 100
-    return describe_chunk(f"{number:064x}", start, start + 4, data), data
+    return describe_chunk(f"{number:064x}", start, start + 4, data, [60, 100]), data
 
 
 def store_chunk(

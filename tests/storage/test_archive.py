@@ -14,11 +14,12 @@ from storage.archive import export_snapshot, import_snapshot
 from storage.database import Database
 from storage.errors import ArchiveRefused, SnapshotCorrupt
 from storage.lineage import snapshot_lineage
+from storage.loading import get_chunks
 from storage.manifest import Manifest
 from storage.objects import FolderStore
 from storage.schema import ChunkRow, SnapshotRow, SnapshotState
 from storage.settings import StorageSettings
-from storage.snapshots import claim_writing, find_or_create, get_chunks, get_manifest
+from storage.snapshots import claim_writing, find_or_create, get_manifest
 from tests.storage.made_rows import NOW, fingerprint
 from tests.storage.stored_snapshots import chunk, look, objects, store_snapshot
 

@@ -41,7 +41,7 @@ def test_the_keys_of_a_known_fingerprint_are_those_of_every_version_before() -> 
 
     assert GOLDEN.digest() == "af39f2b5810d16b7ecce7f415293120d7dd4183cfca77e050d3d8a7f356d928f"
     assert root == "ba95d7efe12cd9b86055cb41c23eb748ccb91039d1f38e7a692b678a09f11d66"
-    assert chunk_keys(root, [1, 2, 3, 4, 5], 2) == [
+    assert chunk_keys(root, [1, 2, 3, 4, 5], (2, 4, 5)) == [
         "20a44e336da9072bf83c8f6b06a05dad6a8ec014207e6260f34cfca3334e8461",
         "e8a915334943c69449815ceea7f59ec37330e41dbe106d5cbe4c09a4f22afbcb",
         "65e3799463027b867bb80b6dcd17c3f589fac100521575103dc8dfba46ee4078",
@@ -99,10 +99,10 @@ def test_the_digest_is_the_same_in_every_process() -> None:
         "from tests.storage.made_rows import fingerprint\n"
         "from storage.fingerprint import chunk_keys\n"
         "one = fingerprint()\n"
-        "print(one.digest(), one.chain_root(), *chunk_keys(one.chain_root(), [3, 1, 2], 2))"
+        "print(one.digest(), one.chain_root(), *chunk_keys(one.chain_root(), [3, 1, 2], (2, 3)))"
     )
     one = fingerprint()
-    expected = [one.digest(), one.chain_root(), *chunk_keys(one.chain_root(), [3, 1, 2], 2)]
+    expected = [one.digest(), one.chain_root(), *chunk_keys(one.chain_root(), [3, 1, 2], (2, 3))]
     for seed in ("1", "4242"):
         shown = subprocess.run(
             [sys.executable, "-c", script],
@@ -122,12 +122,17 @@ def test_the_fields_are_the_whole_fingerprint() -> None:
     assert list(one.fields()) == NAMES
 
 
+def keys_of(ids: list[int], size: int, *, root: str = "root") -> list[str]:
+    stops = [min(start + size, len(ids)) for start in range(0, len(ids), size)]
+    return chunk_keys(root, ids, stops)
+
+
 @given(token_ids, token_ids, token_ids, st.integers(1, 9))
 def test_equal_beginnings_have_equal_keys_and_only_those(
     beginning: list[int], one: list[int], other: list[int], size: int
 ) -> None:
     ids, others = beginning + one, beginning + other
-    keys, other_keys = chunk_keys("root", ids, size), chunk_keys("root", others, size)
+    keys, other_keys = keys_of(ids, size), keys_of(others, size)
 
     for index, (key, other_key) in enumerate(zip(keys, other_keys, strict=False)):
         stop = (index + 1) * size
@@ -138,7 +143,7 @@ def test_equal_beginnings_have_equal_keys_and_only_those(
 
 @given(token_ids, st.integers(1, 9))
 def test_another_root_has_other_keys(ids: list[int], size: int) -> None:
-    assert not {*chunk_keys("root", ids, size)} & {*chunk_keys("other", ids, size)}
+    assert not {*keys_of(ids, size)} & {*keys_of(ids, size, root="other")}
 
 
 @given(token_ids, st.integers(1, 9), st.integers(1, 9))
@@ -146,6 +151,6 @@ def test_chunks_of_another_size_have_other_keys(ids: list[int], size: int, other
     """All but those of a prefix that is one chunk either way, which then is the same chunk."""
     assume(size != other_size)
 
-    shared = {*chunk_keys("root", ids, size)} & {*chunk_keys("root", ids, other_size)}
+    shared = {*keys_of(ids, size)} & {*keys_of(ids, other_size)}
 
     assert len(shared) == (1 if 0 < len(ids) <= min(size, other_size) else 0)

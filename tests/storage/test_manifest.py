@@ -5,6 +5,7 @@ import json
 from typing import Any
 
 import pytest
+import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,6 +13,7 @@ from storage.errors import SnapshotCorrupt
 from storage.manifest import (
     ChunkEntry,
     Manifest,
+    Part,
     Producer,
     chunk_object_key,
     describe_chunk,
@@ -60,7 +62,7 @@ def test_the_bytes_of_a_known_manifest_are_those_of_every_version_before() -> No
     """If this fails, manifests stored earlier may not be readable any more: then FORMAT_VERSION has to change too."""
     data = manifest().encode()
 
-    assert hashlib.sha256(data).hexdigest() == "d03fbb407fa6051c8fb46ba9f17d05af936593e71bd7596335aa2d5ccb17aa7c"
+    assert hashlib.sha256(data).hexdigest() == "efdf0523c429f509f3ec2542d3a85e85fb6f35281c6cb6635b22d86a0ed2dea5"
 
 
 def test_a_manifest_reads_without_this_program() -> None:
@@ -83,6 +85,7 @@ def test_a_manifest_reads_without_this_program() -> None:
         "size_bytes": 101,
         "xxh3": f"{1:032x}",
         "sha256": f"{2:064x}",
+        "parts": [[101, f"{1:032x}"]],
     }
 
 
@@ -146,7 +149,7 @@ def test_a_missing_field_is_refused(name: str) -> None:
 
 @given(st.binary(max_size=300))
 def test_a_chunk_is_what_its_entry_says(data: bytes) -> None:
-    found = describe_chunk("ab" * 32, 4, 8, data)
+    found = describe_chunk("ab" * 32, 4, 8, data, [len(data) // 3, len(data)])
 
     verify_chunk(found, data)
 
@@ -157,7 +160,7 @@ def test_a_chunk_is_what_its_entry_says(data: bytes) -> None:
 
 @given(st.binary(min_size=1, max_size=300), st.data())
 def test_a_chunk_with_any_bit_flipped_or_any_byte_gone_is_refused(data: bytes, draw: st.DataObject) -> None:
-    found = describe_chunk("ab" * 32, 4, 8, data)
+    found = describe_chunk("ab" * 32, 4, 8, data, [len(data) // 3, len(data)])
     at, bit = draw.draw(st.integers(0, len(data) - 1)), draw.draw(st.integers(0, 7))
     flipped = data[:at] + bytes([data[at] ^ (1 << bit)]) + data[at + 1 :]
 
@@ -169,13 +172,14 @@ def test_a_chunk_with_any_bit_flipped_or_any_byte_gone_is_refused(data: bytes, d
 
 
 def test_the_hashes_of_a_known_chunk_are_those_of_every_version_before() -> None:
-    assert describe_chunk("k", 0, 1, b"platemaker") == ChunkEntry(
+    assert describe_chunk("k", 0, 1, b"platemaker", [5, 10]) == ChunkEntry(
         key="k",
         start=0,
         stop=1,
         size_bytes=10,
         xxh3="62a5bb59c2bb8694b9dd63f22401f7c1",
         sha256=hashlib.sha256(b"platemaker").hexdigest(),
+        parts=(Part(5, xxhash.xxh3_128_hexdigest(b"plate")), Part(10, xxhash.xxh3_128_hexdigest(b"maker"))),
     )
 
 

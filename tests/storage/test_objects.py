@@ -33,7 +33,7 @@ from storage.errors import (
     StoreFull,
     StoreUnavailable,
 )
-from storage.objects import FolderStore, ObjectStore, open_store
+from storage.objects import FolderStore, LocalCopies, ObjectStore, open_store
 from storage.settings import StorageSettings
 
 MIB = 1024 * 1024
@@ -46,7 +46,8 @@ def folder_store(tmp_path: Path) -> FolderStore:
 
 @pytest.fixture
 def s3_settings(s3_server: SeaweedFS) -> StorageSettings:
-    return s3_server.settings().model_copy(update={"store_url": f"{s3_server.url}/{secrets.token_hex(8)}"})
+    url = f"{s3_server.url}/{secrets.token_hex(8)}"
+    return s3_server.settings().model_copy(update={"store_url": url, "local_copies_mb": 0})
 
 
 @pytest.fixture
@@ -55,7 +56,18 @@ def s3_store(s3_settings: StorageSettings) -> Iterator[ObjectStore]:
         yield store
 
 
-@pytest.fixture(params=["folder", "s3"])
+@pytest.fixture
+def copies_settings(s3_settings: StorageSettings) -> StorageSettings:
+    return s3_settings.model_copy(update={"local_copies_mb": 100})
+
+
+@pytest.fixture
+def copies_store(copies_settings: StorageSettings) -> Iterator[ObjectStore]:
+    with closing(open_store(copies_settings)) as store:
+        yield store
+
+
+@pytest.fixture(params=["folder", "s3", "copies"])
 def store(request: pytest.FixtureRequest) -> ObjectStore:
     found: ObjectStore = request.getfixturevalue(f"{request.param}_store")
     return found
@@ -79,40 +91,43 @@ def test_a_memoryview_of_wider_items_is_stored_as_its_bytes(store: ObjectStore) 
     assert store.get("a") == bytes(range(16))
 
 
+@pytest.mark.parametrize("key", ["a", "chunks/a"])
 @pytest.mark.parametrize("start", [0, 1, 5 * MIB + 7])
-def test_a_part_is_read_into_the_views_in_turn(store: ObjectStore, start: int) -> None:
+def test_a_part_is_read_into_the_views_in_turn(store: ObjectStore, start: int, key: str) -> None:
     data = secrets.token_bytes(12 * MIB)
-    store.put("a", data)
+    store.put(key, data)
     parts = [bytearray(size) for size in (3, 0, 2 * MIB, *[1000] * 600)]
 
-    size_bytes = store.read_into("a", start, [memoryview(part) for part in parts])
+    size_bytes = store.read_into(key, start, [memoryview(part) for part in parts])
 
     found = b"".join(parts)
     assert size_bytes == len(data)
     assert found == data[start : start + len(found)]
 
 
-def test_views_beyond_the_end_are_left_alone(store: ObjectStore) -> None:
-    store.put("a", b"0123456789")
+@pytest.mark.parametrize("key", ["a", "chunks/a"])
+def test_views_beyond_the_end_are_left_alone(store: ObjectStore, key: str) -> None:
+    store.put(key, b"0123456789")
     parts = [bytearray(b"x" * 4), bytearray(b"x" * 4)]
 
-    assert store.read_into("a", 5, [memoryview(part) for part in parts]) == 10
+    assert store.read_into(key, 5, [memoryview(part) for part in parts]) == 10
     assert parts == [b"5678", b"9xxx"]
-    assert store.read_into("a", 10, [memoryview(bytearray(1))]) == 10
-    assert store.read_into("a", 3, []) == 10
+    assert store.read_into(key, 10, [memoryview(bytearray(1))]) == 10
+    assert store.read_into(key, 3, []) == 10
 
 
-def test_putting_again_replaces(store: ObjectStore) -> None:
-    store.put("a/b", b"long and old")
+@pytest.mark.parametrize("key", ["a/b", "chunks/b"])
+def test_putting_again_replaces(store: ObjectStore, key: str) -> None:
+    store.put(key, b"long and old")
 
-    store.put("a/b", b"new")
+    store.put(key, b"new")
 
-    assert store.get("a/b") == b"new"
-    assert store.size("a/b") == 3
-    assert [*store.keys()] == ["a/b"]
+    assert store.get(key) == b"new"
+    assert store.size(key) == 3
+    assert [*store.keys()] == [key]
 
 
-@pytest.mark.parametrize("key", ["missing", "folder", "folder/missing", "folder/object/below"])
+@pytest.mark.parametrize("key", ["missing", "folder", "folder/missing", "folder/object/below", "chunks/missing"])
 def test_a_missing_object_is_told_by_its_key(store: ObjectStore, key: str) -> None:
     store.put("folder/object", b"here")
 
@@ -123,16 +138,17 @@ def test_a_missing_object_is_told_by_its_key(store: ObjectStore, key: str) -> No
         assert not caught.value.retryable
 
 
-def test_deleting_twice_is_deleting_once(store: ObjectStore) -> None:
-    store.put("a/b", b"1")
-    store.put("a/c", b"2")
+@pytest.mark.parametrize("folder", ["a", "chunks"])
+def test_deleting_twice_is_deleting_once(store: ObjectStore, folder: str) -> None:
+    store.put(f"{folder}/b", b"1")
+    store.put(f"{folder}/c", b"2")
 
-    store.delete("a/b")
-    store.delete("a/b")
+    store.delete(f"{folder}/b")
+    store.delete(f"{folder}/b")
 
-    assert [*store.keys()] == ["a/c"]
+    assert [*store.keys()] == [f"{folder}/c"]
     with pytest.raises(ObjectMissing):
-        store.get("a/b")
+        store.get(f"{folder}/b")
 
 
 def test_deleting_a_folder_of_objects_deletes_nothing(store: ObjectStore) -> None:
@@ -241,9 +257,9 @@ import os
 from storage.objects import open_store
 from storage.settings import StorageSettings
 store = open_store(StorageSettings())
-store.put("a", b"x" * 20_000_000)
+store.put("chunks/a", b"x" * 20_000_000)
 child = os.fork()
-whole = store.get("a") == b"x" * 20_000_000
+whole = store.get("chunks/a") == b"x" * 20_000_000
 if child == 0:
     os._exit(0 if whole else 1)
 assert whole and os.waitpid(child, 0)[1] == 0
@@ -251,7 +267,8 @@ store.close()
 """
     environment = {**os.environ, "PLATEMAKER_DATA_DIR": str(tmp_path)}
     if not isinstance(store, FolderStore):
-        environment |= variables(request.getfixturevalue("s3_settings"))
+        name = "copies_settings" if isinstance(store, LocalCopies) else "s3_settings"
+        environment |= variables(request.getfixturevalue(name))
 
     done = subprocess.run([sys.executable, "-c", script], env=environment, timeout=60, check=False)
 
@@ -568,6 +585,7 @@ def variables(settings: StorageSettings) -> dict[str, str]:
     assert settings.s3_secret_access_key
     return {
         "PLATEMAKER_STORE_URL": settings.store_url,
+        "PLATEMAKER_LOCAL_COPIES_MB": str(settings.local_copies_mb),
         "PLATEMAKER_S3_ENDPOINT_URL": settings.s3_endpoint_url,
         "PLATEMAKER_S3_ACCESS_KEY_ID": settings.s3_access_key_id.get_secret_value(),
         "PLATEMAKER_S3_SECRET_ACCESS_KEY": settings.s3_secret_access_key.get_secret_value(),

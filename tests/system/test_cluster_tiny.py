@@ -65,6 +65,7 @@ def test_doctor_uses_every_real_server(crew: Installation) -> None:
 
     assert done.returncode == 0, done.stdout
     assert "put and get agree" in done.stdout
+    assert "copies in" in done.stdout
     assert "FAIL" not in done.stdout
 
 

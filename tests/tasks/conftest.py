@@ -18,14 +18,15 @@ TEXT = "".join(f"Article {n}. The Supplier shall deliver part {n * 37 % 101} wit
 
 @pytest.fixture
 def open_place(tiny_model: Path, tmp_path: Path) -> Iterator[Callable[..., Workplace]]:
-    """Opens workplaces of one folder store and one SQLite database; each stands for a process of its own."""
+    """Opens workplaces of one folder store and one SQLite database; each stands for a process of its own, which
+    keeps nothing in memory unless told to."""
     opened: list[Workplace] = []
 
     def opener(**task: Any) -> Workplace:
         place = Workplace.open(
             StorageSettings(data_dir=tmp_path / "data"),
             KernelSettings(model=str(tiny_model), chunk_tokens=256, max_batch=4),
-            TaskSettings(**{"lease_s": 30.0, **task}),
+            TaskSettings(**{"lease_s": 30.0, "memory_cache_mb": 0, **task}),
         )
         place.database.upgrade()
         opened.append(place)

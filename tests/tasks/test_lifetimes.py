@@ -1,21 +1,25 @@
 """What workers do for the lifetimes of snapshots: lease while they answer, expire and sweep in their upkeep."""
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 from sqlalchemy import select, update
 
 import tasks.decode
 import tasks.upkeep
-from kernels.kv import PrefixKV
 from pipeline.submit import Submission
 from storage.database import utc_now
+from storage.forget import forget_document
 from storage.leases import live_leases, take_lease
+from storage.objects import LocalCopies
 from storage.schema import DocumentRow, SnapshotLeaseRow, SnapshotRow, SnapshotState
 from storage.snapshots import get_snapshot
 from tasks.app import app
-from tasks.decode import answer_waiting, load_prefix
+from tasks.decode import answer_waiting
+from tasks.loading import LoadedPrefix, loaded
 from tasks.prefill import prepare_snapshot
 from tasks.upkeep import Upkeep
 from tasks.workplace import Workplace
@@ -51,12 +55,12 @@ def test_a_snapshot_is_leased_while_it_is_read_and_not_longer(
 ) -> None:
     seen = []
 
-    def load(place: Workplace, row: SnapshotRow) -> PrefixKV:
+    def load(place: Workplace, row: SnapshotRow) -> AbstractContextManager[LoadedPrefix]:
         with place.database.reading() as session:
             seen.extend(live_leases(session, row.snapshot_id, now=utc_now()))
-        return load_prefix(place, row)
+        return loaded(place, row)
 
-    monkeypatch.setattr(tasks.decode, "load_prefix", load)
+    monkeypatch.setattr(tasks.decode, "loaded", load)
     before = utc_now()
 
     assert answer_waiting(place, row)
@@ -106,3 +110,21 @@ def test_upkeep_expires_each_round_and_sweeps_seldom(
     monkeypatch.setattr(tasks.upkeep, "SWEEP_PAUSE_S", 0.0)
     upkeep.once()
     assert look(place, row.snapshot_id).manifest_sha256 is None
+
+
+def test_upkeep_deletes_copies_of_what_was_forgotten_elsewhere(
+    place: Workplace, row: SnapshotRow, upkeep: Upkeep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    elsewhere = place.store
+    place.store = LocalCopies(elsewhere, tmp_path / "copies", 10**9)
+    for key in elsewhere.keys("chunks/"):
+        place.store.get(key)
+    copies = tmp_path / "copies" / "chunks"
+    upkeep.once()
+    assert [*copies.iterdir()]
+
+    forget_document(place.database, elsewhere, TENANT, row.document_id, now=utc_now())
+    monkeypatch.setattr(tasks.upkeep, "PRUNE_PAUSE_S", 0.0)
+    upkeep.once()
+
+    assert [*copies.iterdir()] == []

@@ -29,6 +29,7 @@ def test_one_prefill_however_many_workers_are_asked(open_place: Open, submit_tex
     document_id = document_of(places[0])
     computed: list[int] = []
     for place in places:
+        assert place.engine.model.kv_shapes
         forward = place.engine.model.forward
         place.engine.model.forward = (  # type: ignore[method-assign] # counts the tokens that are really read
             lambda step, ids, keep, run=forward: (

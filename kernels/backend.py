@@ -1,0 +1,114 @@
+"""Which implementation of attention a device uses."""
+
+import importlib
+import importlib.util
+import logging
+from functools import lru_cache
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from kernels.attention import Attended
+from kernels.rows import DecodeRows, PrefillRows
+from kernels.torch_backend import TorchBackend
+
+log = logging.getLogger(__name__)
+
+TRITON_DEVICES = ("cuda",)
+TRITON_DTYPES = (torch.float16, torch.bfloat16)  # exact fp32 has no tensor cores; there the kernels spill registers
+TOLERANCE = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 3e-2}  # of numbers around 1
+
+
+class AttentionBackend(Protocol):
+    """Stateless. Keys and values may be views of larger buffers; their last axis is contiguous.
+
+    A token sees itself and the `window` - 1 before it. `softcap` is the largest size of a score, after `scale`.
+    """
+
+    name: str
+
+    def prefill(
+        self, rows: PrefillRows, q: Tensor, k: Tensor, v: Tensor, *, scale: float, window: int, softcap: float | None
+    ) -> Attended:
+        """q [query_heads, tokens, head_dim] over a document whose KV k, v [kv_heads, keys, head_dim or v_dim] ends
+        with these tokens' own. The result is folded."""
+
+    def shared(
+        self, rows: DecodeRows, q: Tensor, k: Tensor, v: Tensor, *, scale: float, window: int, softcap: float | None
+    ) -> Attended:
+        """Folded q [kv_heads, rows, head_dim] over the document k, v [kv_heads, keys, head_dim or v_dim], which
+        reaches up to where each slot begins. A first axis of the result counts parts of the document; it is for
+        `own_and_merge`."""
+
+    def own_and_merge(
+        self,
+        rows: DecodeRows,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        shared: Attended,
+        *,
+        scale: float,
+        window: int,
+        softcap: float | None,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        """The whole attention [tokens, query_heads, v_dim] in q's dtype: `shared` and what each token sees of its own
+        slot in k, v [slots, kv_heads, capacity, head_dim or v_dim], which hold the new tokens already. `sinks`
+        [query_heads] are scores of one more key whose value is zero."""
+
+
+@lru_cache
+def pick_backend(device: torch.device, head_dim: int, dtype: torch.dtype) -> AttentionBackend:
+    """Triton where it is made for, runs, and passes a comparison with plain torch; else plain torch. What fails is said
+    in the log."""
+    if device.type not in TRITON_DEVICES or dtype not in TRITON_DTYPES:
+        return TorchBackend()
+    if importlib.util.find_spec("triton") is None:
+        log.warning("attention runs in plain torch: Triton is not installed")
+        return TorchBackend()
+    try:
+        # Here: only where Triton is installed. A compiler that fails does so in any way it likes.
+        fast: AttentionBackend = importlib.import_module("kernels.triton.backend").TritonBackend()
+        error = largest_error(fast, TorchBackend(), device, head_dim, dtype)
+    except Exception as exc:
+        log.warning("attention runs in plain torch: Triton failed with %s: %s", type(exc).__name__, exc)
+        return TorchBackend()
+    if not error <= TOLERANCE[dtype]:
+        log.warning("attention runs in plain torch: Triton's results are off by %.2g", error)
+        return TorchBackend()
+    return fast
+
+
+def largest_error(
+    backend: AttentionBackend, reference: AttentionBackend, device: torch.device, head_dim: int, dtype: torch.dtype
+) -> float:
+    """Of the attention of random tokens behind a random document, with and without window and softcap."""
+    generator = torch.Generator().manual_seed(20261130)
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator).to(device, dtype)
+
+    kv_heads, group, keys, scale = 2, 3, 300, head_dim**-0.5
+    counts, lengths = [3, 1, 2], [0, 7, 40]
+    tokens = sum(counts)
+    q, k, v = (
+        random(kv_heads, tokens * group, head_dim),
+        random(kv_heads, 330, head_dim),
+        random(kv_heads, 330, head_dim),
+    )
+    k, v = k[:, :keys], v[:, :keys]
+    own_k, own_v = random(3, kv_heads, 48, head_dim), random(3, kv_heads, 48, head_dim)
+    chunk = random(kv_heads * group, 70, head_dim)
+    errors = []
+    for window, softcap in ((1 << 40, None), (60, 5.0)):
+        made = []
+        for each in (backend, reference):
+            rows = DecodeRows(counts, lengths, device)
+            shared = each.shared(rows, q, k, v, scale=scale, window=window, softcap=softcap)
+            made.append(each.own_and_merge(rows, q, own_k, own_v, shared, scale=scale, window=window, softcap=softcap))
+            read = each.prefill(PrefillRows(70, device), chunk, k, v, scale=scale, window=window, softcap=softcap)
+            made.append(read.out)
+        errors += [float((made[i] - made[i + 2]).abs().max()) for i in (0, 1)]
+    return max(errors)

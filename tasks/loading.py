@@ -1,0 +1,134 @@
+"""From a snapshot's row to its KV on the device: memory first, then the store; nothing is used unproved."""
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from kernels.codecs import KVReceiver
+from kernels.errors import ChunkMismatch, ProbeMismatch
+from kernels.kv import PrefixKV
+from kernels.prefill import Probe, check_probe
+from kernels.prompt import ids_digest
+from storage.database import utc_now
+from storage.documents import get_text
+from storage.errors import ObjectMissing, SnapshotCorrupt
+from storage.loading import load_chunks
+from storage.manifest import ChunkEntry, Manifest
+from storage.schema import SnapshotRow
+from storage.snapshots import get_manifest, note_used
+from tasks.errors import PromptChanged
+from tasks.residents import ResidentKey
+from tasks.workplace import Workplace
+
+DAMAGED = (SnapshotCorrupt, ObjectMissing, ChunkMismatch, ProbeMismatch)  # the snapshot is not what was published
+
+
+@dataclass
+class LoadedPrefix:
+    """A snapshot's KV. Its layers may still be on their way; `prove` has to be called before anything computed from
+    it is used."""
+
+    place: Workplace
+    row: SnapshotRow
+    kv: PrefixKV
+    manifest: Manifest | None
+    _loading: threading.Thread | None = None
+    _errors: list[BaseException] = field(default_factory=list)
+    _proved: bool = False
+
+    def prove(self) -> None:
+        """Waits for the rest of it. On the first load in this process, the model has to compute from it what it
+        computed when it was stored, and the document has to give the same tokens as then.
+
+        Raises:
+            SnapshotCorrupt, ObjectMissing, ChunkMismatch, ProbeMismatch: it is not what was published.
+            PromptChanged: its document has other tokens now.
+            ObjectStoreError: the store cannot be read.
+        """
+        if self._proved:
+            return
+        self.join()
+        if self._errors:
+            raise self._errors[0]
+        key = resident_key(self.row)
+        if self.manifest is not None and key not in self.place.proved:
+            self._probe(self.manifest)
+            self.place.proved.add(key)
+        with self.place.database.writing() as session:
+            note_used(session, self.row.snapshot_id, utc_now())
+        self.place.residents.keep(key, self.kv)
+        self._proved = True
+
+    def join(self) -> None:
+        if self._loading is not None:
+            self._loading.join()
+
+    def _probe(self, manifest: Manifest) -> None:
+        engine = self.place.engine
+        ids = engine.prompter.prefix_ids(get_text(self.place.store, self.row.tenant, self.row.document_id))
+        if ids_digest(ids) != self.row.fields["prefix_ids"]:
+            raise PromptChanged(self.row.snapshot_id)
+        check_probe(engine.model, ids[-1], self.kv, Probe(manifest.probe_token_ids, manifest.probe_logits))
+
+
+def resident_key(row: SnapshotRow) -> ResidentKey:
+    return ResidentKey(row.snapshot_id, str(row.manifest_sha256))
+
+
+@contextmanager
+def loaded(place: Workplace, row: SnapshotRow) -> Iterator[LoadedPrefix]:
+    """The snapshot's KV on the device, while its last layers may still be arriving.
+
+    Raises:
+        SnapshotCorrupt, ObjectMissing, ChunkMismatch: it is not what was published.
+    """
+    kept = place.residents.get(resident_key(row))
+    if kept is not None:
+        yield LoadedPrefix(place, row, kept, None)
+        return
+    manifest = get_manifest(place.store, row)
+    if manifest.num_tokens != row.num_tokens:
+        raise SnapshotCorrupt(row.fingerprint, expected=f"{row.num_tokens} tokens", actual=f"{manifest.num_tokens}")
+    kv = place.engine.model.new_kv(manifest.num_tokens, make_room=place.residents.make_room)
+    receiver = _receiver(kv, manifest.chunks, manifest.codec)
+    kv.length = manifest.num_tokens
+    prefix = LoadedPrefix(place, row, kv, manifest)
+
+    def load() -> None:
+        try:
+            load_chunks(place.store, manifest.chunks, receiver)
+        except BaseException as exc:
+            prefix._errors.append(exc)
+            receiver.arrivals.fail(exc)
+
+    prefix._loading = threading.Thread(target=load, name="load")
+    prefix._loading.start()
+    try:
+        yield prefix
+    finally:
+        prefix.join()
+
+
+def load_run(place: Workplace, kv: PrefixKV, entries: Sequence[ChunkEntry], codec: str) -> None:
+    """Fills the beginning of `kv` with these chunks, which follow each other from the first token on.
+
+    Raises:
+        SnapshotCorrupt, ObjectMissing, ChunkMismatch: one is not what was stored; what `kv` holds is of no use.
+    """
+    try:
+        load_chunks(place.store, entries, _receiver(kv, entries, codec))
+    finally:
+        kv.arrivals = None
+    kv.length = entries[-1].stop
+
+
+def _receiver(kv: PrefixKV, entries: Sequence[ChunkEntry], codec: str) -> KVReceiver:
+    stop = 0
+    for entry in entries:
+        if entry.start != stop:
+            raise SnapshotCorrupt(entry.object_key, expected=f"tokens from {stop} on", actual=f"from {entry.start} on")
+        stop = entry.stop
+    if stop > kv.capacity:
+        raise SnapshotCorrupt(entries[-1].object_key, expected=f"{kv.capacity} tokens", actual=f"{stop} tokens")
+    return KVReceiver(kv, [(entry.start, entry.stop) for entry in entries], codec=codec)
