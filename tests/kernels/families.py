@@ -313,7 +313,9 @@ REFUSED_FAMILIES: dict[str, PreTrainedConfig] = {
 def random_model(config: PreTrainedConfig, seed: int) -> PreTrainedModel:
     """With weights large enough that its attention is peaked and its logits lie far apart."""
     generator = torch.Generator().manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             noise = torch.randn(parameter.shape, generator=generator)
