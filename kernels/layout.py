@@ -42,6 +42,11 @@ class KVLayout:
         """The layers that are stored token by token."""
         return tuple(sorted(self.tokens.keys() - self.windows.keys()))
 
+    @property
+    def has_state(self) -> bool:
+        """Something is not stored token by token, so that a prefill goes on only where a state is stored."""
+        return bool(self.windows or self.recurrent)
+
     def state_shapes(self, length: int) -> dict[str, StateShape]:
         """Everything else, as it is behind `length` tokens."""
         shapes = {}

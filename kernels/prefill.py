@@ -89,9 +89,9 @@ def prefill(
 
 def _runs(chunks: list[tuple[int, int]], *, longest: int, kv: PrefixKV) -> Iterator[list[tuple[int, int]]]:
     """Chunks that are run together; each alone where the state at its end is asked for."""
-    alone = bool(kv.layout.windows or kv.layout.recurrent)
     while chunks:
-        together = chunks[:1] if alone else [chunk for chunk in chunks if chunk[1] - chunks[0][0] <= longest]
+        fitting = [chunk for chunk in chunks if chunk[1] - chunks[0][0] <= longest]
+        together = fitting[:1] if kv.layout.has_state else fitting
         yield together
         chunks = chunks[len(together) :]
 
