@@ -66,6 +66,14 @@ class PrefillStep:
         return attend(fold(q, kv_heads), keys, values, blocks, scale=scale, softcap=softcap), kv_heads
 
 
+class ReplayStep(PrefillStep):
+    """Tokens whose KV is stored already, in layers that keep every token. They see what is stored, also of themselves,
+    and change nothing."""
+
+    def store(self, layer: int, k: Tensor, v: Tensor) -> None:
+        pass
+
+
 class DecodeStep:
     """New tokens of many questions, each seeing the shared document and what came before it in its own slot.
 

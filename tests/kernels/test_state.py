@@ -13,10 +13,11 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from kernels.codecs.state import METADATA, decode_state, encode_state
 from kernels.decode import Decoder, DecodeRequest
 from kernels.errors import ChunkMismatch
+from kernels.fidelity import measure_loss
 from kernels.kv import PrefixKV
 from kernels.model import LanguageModel, prepare_model
 from kernels.params import GenerationParams
-from kernels.prefill import chunk_stops, prefill
+from kernels.prefill import check_probe, chunk_stops, prefill
 from kernels.steps import PrefillStep
 from tests.kernels.families import CONTEXT, SUPPORTED_FAMILIES, WINDOW
 from tests.kernels.store import Stored
@@ -307,3 +308,24 @@ def test_without_a_layout_every_token_is_kept_and_nothing_else_differs(
     assert plain.state() == {}
     assert plain.token_layers == tuple(range(len(plain.keys)))
     assert (kept - narrow).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("name", ["gemma3", "qwen3-next", "falcon-h1", "mamba2", "deepseek-v3"])
+def test_the_loss_of_a_model_with_a_state_is_measured_without_changing_it(
+    name: str, load_family: Callable[[str], LanguageModel], ids: list[int]
+) -> None:
+    model = load_family(name)
+    done = prefill(model, ids, stops=[100, 150])
+    stored = Stored(model, ids)
+    stored.read([100, 150])
+    rounded = stored.load(150)
+    for layer in rounded.token_layers:
+        rounded.write(layer, 0, rounded.keys[layer].to(torch.float8_e4m3fn).float(), rounded.values[layer].clone())
+    before = encode_state(done.kv), encode_state(rounded)
+
+    loss = measure_loss(model, ids, exact=done.kv, stored=rounded, first=100)
+
+    assert (encode_state(done.kv), encode_state(rounded)) == before
+    assert (loss.logit_rel_error > 0) == bool(rounded.token_layers)
+    check_probe(model, ids[-1], rounded, loss.probe)
+    assert measure_loss(model, ids, exact=done.kv, stored=done.kv, first=100).probe == done.probe
