@@ -17,6 +17,19 @@ VOLATILE = {
     "_commit_hash",
     "_attn_implementation_autoset",
 }
+# What config files call layers that keep all tokens, a window of them, a state, both, or nothing.
+KNOWN_LAYERS = {
+    "full_attention",
+    "attention",
+    "sliding_attention",
+    "linear_attention",
+    "mamba",
+    "conv",
+    "hybrid",
+    "hybrid_sliding",
+    "moe",
+    "mlp",
+}
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -55,10 +68,10 @@ def check_architecture(name: str, config: dict[str, Any]) -> None:
         if kind == "longrope":
             raise ModelUnsupported(name, "its LongRoPE uses other factors for stored keys once the text grows long")
     layers = set(config.get("layer_types") or ())
-    unknown = layers - {"full_attention", "sliding_attention"}
+    unknown = layers - KNOWN_LAYERS
     if unknown:
         raise ModelUnsupported(
-            name, f"it has layers of the kind {', '.join(sorted(unknown))}, whose state is not stored yet"
+            name, f"it has layers of the kind {', '.join(sorted(unknown))}, whose state cannot be stored"
         )
     if config.get("attention_chunk_size"):
         raise ModelUnsupported(name, "it uses chunked local attention")

@@ -8,12 +8,11 @@ from typing import Literal
 import torch
 
 from kernels.errors import ContextExceeded, KernelError, NonFiniteLogits
-from kernels.kv import PrefixKV, SuffixKV, to_index
+from kernels.kv import PrefixKV
 from kernels.model import LanguageModel
 from kernels.params import GenerationParams
 from kernels.prompt import Prompter
 from kernels.sampling import Sampler
-from kernels.steps import DecodeStep
 
 ADMIT_TOKENS = 512  # question tokens taken up in one step; more would hold up the answers under way
 
@@ -55,7 +54,7 @@ class _Running:
 class Decoder:
     """Continuous batching over one document: a question that is done makes room for the next at once.
 
-    Slot i of the suffix KV belongs to running question i; when one ends, the last takes its place.
+    Slot i of the suffix KV belongs to running question i; when one ends, the last takes its place, states included.
     """
 
     def __init__(self, model: LanguageModel, prompter: Prompter, prefix: PrefixKV, *, max_batch: int) -> None:
@@ -63,7 +62,7 @@ class Decoder:
         self.prompter = prompter
         self.prefix = prefix
         self.max_batch = max_batch
-        self.suffix = SuffixKV(max_batch, 0)
+        self.suffix = model.new_suffix(max_batch, 0)
         self._running: list[_Running] = []
 
     def run(
@@ -83,11 +82,11 @@ class Decoder:
             yield from self._step()
 
     def _admit(self, waiting: Iterator[DecodeRequest]) -> Iterator[DecodeResult]:
-        room = ADMIT_TOKENS
+        room, first = ADMIT_TOKENS, len(self._running)
         while len(self._running) < self.max_batch and room > 0:
             request = next(waiting, None)
             if request is None:
-                return
+                break
             needed = self.prefix.length + len(request.question_ids) + request.params.max_new_tokens
             if needed > self.model.context_len:
                 yield _failed(request, ContextExceeded(needed, self.model.context_len))
@@ -98,6 +97,8 @@ class Decoder:
             own = len(request.question_ids) + request.params.max_new_tokens
             if own > self.suffix.capacity:
                 self.suffix.grow(own)
+        if self.model.layout.recurrent:  # questions of one length run together, each in a row of its own
+            self._running[first:] = sorted(self._running[first:], key=lambda running: len(running.pending))
 
     def _drop_cancelled(self, is_cancelled: Callable[[int], bool]) -> Iterator[DecodeResult]:
         for running in list(self._running):
@@ -105,16 +106,13 @@ class Decoder:
                 yield self._finish(running, "cancelled")
 
     def _step(self) -> Iterator[DecodeResult]:
-        counts = [len(running.pending) for running in self._running]
+        pending = [running.pending for running in self._running]
         lengths = [running.stored for running in self._running]
-        step = DecodeStep(self.prefix, self.suffix, counts, lengths, self.model.device)
-        ids = [token for running in self._running for token in running.pending]
-        last = torch.tensor(counts).cumsum(0) - 1
-        logits = self.model.forward(step, ids, to_index(last.tolist(), self.model.device))
+        logits = self.model.ask(self.prefix, self.suffix, pending, lengths)
         finite = torch.isfinite(logits).all(-1).tolist()
         now = time.perf_counter()
-        for running, count in zip(self._running, counts, strict=True):
-            running.stored += count  # of all, before one that ends makes room and others move
+        for running in self._running:
+            running.stored += len(running.pending)  # of all, before one that ends makes room and others move
         for row, running in enumerate(list(self._running)):
             if not finite[row]:
                 yield self._finish(running, "error", NonFiniteLogits())

@@ -9,8 +9,8 @@ KernelError
 |-- ContextExceeded            prompt and answer do not fit the model's context
 |-- NonFiniteLogits            the model's numbers are NaN or infinite
 |-- NonFiniteKV                the same in its KV, where a lossy codec would hide it
-|-- ChunkMismatch              bytes of a KV chunk do not fit this model
-`-- ProbeMismatch              the model does not compute from stored KV what it did when it was stored
+|-- ChunkMismatch              bytes of a KV chunk or state do not fit this model
+`-- ProbeMismatch              a loaded snapshot does not do what it did where it was made
 """
 
 
@@ -78,11 +78,15 @@ class NonFiniteKV(KernelError):
 
 class ChunkMismatch(KernelError):
     def __init__(self, what: str) -> None:
-        super().__init__(f"A stored KV chunk does not fit this model: {what}.")
+        super().__init__(f"What is stored of the document does not fit this model: {what}.")
         self.what = what
 
 
 class ProbeMismatch(KernelError):
-    def __init__(self, error: float) -> None:
-        super().__init__(f"The stored KV does not mean what it did when it was stored: logits differ by {error:.3g}.")
+    def __init__(self, error: float, tolerance: float) -> None:
+        super().__init__(
+            f"The loaded snapshot gives other scores than when it was made (difference {error:.3g}, "
+            f"allowed {tolerance:g}), so the document has to be read again."
+        )
         self.error = error
+        self.tolerance = tolerance

@@ -1,9 +1,10 @@
 """A causal language model of transformers with our attention, ready for prefill and decode."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +15,20 @@ from transformers.utils.logging import disable_progress_bar
 
 from kernels.architecture import check_architecture, context_len, read_config
 from kernels.device import pick_device, pick_dtype, set_threads
-from kernels.errors import ModelIncomplete, ModelMissing, ModelUnsupported
+from kernels.errors import ChunkMismatch, ModelIncomplete, ModelMissing, ModelUnsupported
 from kernels.gguf import convert_gguf
 from kernels.identity import ModelIdentity, config_digest, digest_json, tokenizer_digest, weights_digest
-from kernels.kv import LayerShape, PrefixKV, SuffixKV
+from kernels.kv import PrefixKV, SuffixKV, to_index
+from kernels.layout import KVLayout, LayerShape
 from kernels.prompt import Prompter
 from kernels.settings import KernelSettings, user_cache_dir
-from kernels.steps import ATTENTION_NAME, DecodeStep, PrefillStep, run_step
+from kernels.steps import ATTENTION_NAME, DecodeStep, PrefillStep, Step, run_step
+from kernels.survey import survey
 
 # Relative error of the split run against the whole run on a short random text.
 SPLIT_TOLERANCE = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 6e-2}
 TRIAL_WINDOW = 6  # narrower than that text, so that sliding windows take part
+TRIAL_TOKENS = [20, 17, 22, 18, 23, 19]
 
 
 @dataclass
@@ -36,23 +40,76 @@ class LanguageModel:
     dtype: torch.dtype
     context_len: int
 
-    def forward(self, step: PrefillStep | DecodeStep, ids: list[int], keep: Tensor | int) -> Tensor:
+    @cached_property
+    def layout(self) -> KVLayout:
+        """What each layer keeps; learnt from one short run when first needed."""
+        return survey(self.hf, self.device, self.context_len)
+
+    @property
+    def windows(self) -> dict[int, int]:
+        """The layers that see only so many tokens back, their own counted."""
+        return dict(self.layout.windows)
+
+    @property
+    def kv_shapes(self) -> dict[int, LayerShape]:
+        """What a token takes in each of the layers that keep every token."""
+        return {layer: self.layout.tokens[layer] for layer in self.layout.token_layers}
+
+    def new_kv(self, capacity: int, make_room: Callable[[int], None] = lambda _size_bytes: None) -> PrefixKV:
+        """Room for a document of this many tokens; `make_room(size_bytes)` is called before it is taken."""
+        shapes, dtype = self.kv_shapes, self.layout.dtype
+        numbers = sum(shape.kv_heads * (shape.key_dim + shape.value_dim) for shape in shapes.values())
+        make_room(capacity * numbers * dtype.itemsize)
+        return PrefixKV.empty(capacity, shapes, dtype=dtype, device=self.device, layout=self.layout)
+
+    def new_suffix(self, slots: int, capacity: int) -> SuffixKV:
+        return SuffixKV(slots, capacity, self.layout)
+
+    def forward(self, step: Step, ids: list[int], keep: Tensor | int) -> Tensor:
         """Logits [kept, vocab] in fp32; see run_step."""
         with torch.inference_mode():
             return run_step(self.hf, step, torch.tensor(ids, device=self.device), keep)
 
-    @cached_property
-    def kv_shapes(self) -> dict[int, LayerShape]:
-        """What a token takes in each layer, found by running one."""
-        kv = PrefixKV(1)
-        self.forward(PrefillStep(kv, 0, 1), [0], 1)
-        return kv.shapes
+    def ask(self, prefix: PrefixKV, suffix: SuffixKV, pending: Sequence[list[int]], lengths: Sequence[int]) -> Tensor:
+        """Runs the pending tokens of the slots 0, 1, ..; returns the logits [slots, vocab] after each one's last.
 
-    def new_kv(self, capacity: int, make_room: Callable[[int], None] = lambda _size_bytes: None) -> PrefixKV:
-        """Room for a document of this many tokens; `make_room(size_bytes)` is called before it is taken."""
-        numbers = sum(shape.kv_heads * (shape.key_dim + shape.value_dim) for shape in self.kv_shapes.values())
-        make_room(capacity * numbers * self.dtype.itemsize)
-        return PrefixKV.empty(capacity, self.kv_shapes, dtype=self.dtype, device=self.device)
+        `lengths[i]` tokens of slot i are stored already; afterwards its pending ones are too.
+
+        Raises:
+            ChunkMismatch: the prefix was loaded without this model's layout, or without its state.
+        """
+        self.check_prefix(prefix)
+        counts = [len(tokens) for tokens in pending]
+        if not self.layout.recurrent:
+            step = DecodeStep(prefix, suffix, counts, list(lengths), self.device)
+            last = torch.tensor(counts).cumsum(0) - 1
+            return self.forward(
+                step, [token for tokens in pending for token in tokens], to_index(last.tolist(), self.device)
+            )
+        logits, first = [], 0
+        for count, group in groupby(counts):
+            stop = first + len(list(group))
+            taken = list(lengths[first:stop])
+            step = DecodeStep(prefix, suffix, [count] * len(taken), taken, self.device, first_slot=first)
+            logits.append(self.forward(step, _joined(pending[first:stop]), 1))
+            first = stop
+        return torch.cat(logits)
+
+    def check_prefix(self, prefix: PrefixKV) -> None:
+        """
+        Raises:
+            ChunkMismatch: as `ask`.
+        """
+        if (self.layout.latent or self.layout.recurrent) and prefix.layout != self.layout:
+            raise ChunkMismatch("it was loaded without the model's layout")
+        if self.layout.recurrent and prefix.length and not prefix.recurrent:
+            raise ChunkMismatch("its recurrent state is missing")
+        if prefix.length and prefix.layout.windows.keys() != prefix.windows.keys():
+            raise ChunkMismatch("its windows are missing")
+
+
+def _joined(pending: Sequence[list[int]]) -> list[int]:
+    return [token for tokens in pending for token in tokens]
 
 
 def model_folder(name: str) -> Path:
@@ -125,7 +182,8 @@ def prepare_model(hf: PreTrainedModel, device: torch.device, context: int) -> La
 
 
 def check_split(name: str, model: LanguageModel) -> None:
-    """Compares prefill in two chunks plus a shared-prefix step with one eager run over the same random tokens.
+    """Compares prefill in two chunks, stored and restored, plus shared-prefix steps with one eager run over the same
+    random tokens.
 
     Sliding windows are narrowed for it: some models put theirs into the mask and never tell the attention.
 
@@ -138,10 +196,11 @@ def check_split(name: str, model: LanguageModel) -> None:
     ids = torch.randint(0, vocab, (24,), generator=generator).tolist()
     try:
         with _narrow_windows(model.hf):
-            split, whole = _split_run(model, ids), _whole_run(model, ids)
+            narrow = replace(model)  # learns the narrowed windows, and forgets them
+            split, whole = _split_run(narrow, ids), _whole_run(model, ids)
     except (TypeError, ValueError, RuntimeError, KeyError, AttributeError, IndexError) as exc:
-        raise ModelUnsupported(name, f"its attention cannot be replaced ({type(exc).__name__}: {exc})") from exc
-    expected = whole[[21, 22, 23, 18]]
+        raise ModelUnsupported(name, f"it does not run in our steps ({type(exc).__name__}: {exc})") from exc
+    expected = whole[TRIAL_TOKENS]
     error = float((split - expected).norm() / expected.norm())
     if not error <= SPLIT_TOLERANCE[model.dtype]:
         raise ModelUnsupported(
@@ -150,15 +209,28 @@ def check_split(name: str, model: LanguageModel) -> None:
 
 
 def _split_run(model: LanguageModel, ids: list[int]) -> Tensor:
-    """Logits of the tokens 21, 22, 23 and, in another slot, 18."""
-    kv = PrefixKV(16)
-    model.forward(PrefillStep(kv, 0, 9), ids[:9], 1)
-    model.forward(PrefillStep(kv, 9, 7), ids[9:16], 1)
-    kv.length = 16
-    suffix = SuffixKV(2, 8)
-    model.forward(DecodeStep(kv, suffix, [5, 2], [0, 0], model.device), ids[16:21] + ids[16:18], 1)
-    step = DecodeStep(kv, suffix, [3, 1], [5, 2], model.device)
-    return model.forward(step, ids[21:24] + ids[18:19], torch.tensor([0, 1, 2, 3], device=model.device))
+    """Logits of TRIAL_TOKENS: two chunks, their stored form between them and behind them, and two slots."""
+    kv = model.new_kv(16)
+    for start, stop in ((0, 9), (9, 16)):
+        kv = _restored(model, kv)
+        model.forward(PrefillStep(kv, start, stop - start), ids[start:stop], 1)
+        kv.length = stop
+    kv = _restored(model, kv)
+    suffix = model.new_suffix(2, 8)
+    logits = [model.ask(kv, suffix, [ids[16:21], ids[16:18]], [0, 0])]
+    logits.append(model.ask(kv, suffix, [ids[21:23], ids[18:19]], [5, 2]))
+    logits.append(model.ask(kv, suffix, [ids[23:24], ids[19:20]], [7, 3]))
+    return torch.cat(logits)
+
+
+def _restored(model: LanguageModel, kv: PrefixKV) -> PrefixKV:
+    """As it comes back from a store."""
+    fresh = model.new_kv(kv.capacity)
+    for layer in kv.token_layers if kv.length else ():
+        fresh.write(layer, 0, kv.keys[layer][:, : kv.length], kv.values[layer][:, : kv.length])
+    if kv.length:
+        fresh.set_state(kv.length, kv.state())
+    return fresh
 
 
 def _whole_run(model: LanguageModel, ids: list[int]) -> Tensor:

@@ -8,10 +8,10 @@ from pipeline.find_document import Meant
 from storage.catalog import document_snapshots, last_prefill_rate
 from storage.database import Database
 from storage.documents import get_text
-from storage.fingerprint import chunk_keys
+from storage.fingerprint import chunk_keys, state_key
 from storage.objects import ObjectStore
 from storage.schema import SnapshotRow, SnapshotState
-from storage.snapshots import known_chunks
+from storage.snapshots import known_chunks, known_states
 from tasks.engine import Engine
 
 
@@ -46,11 +46,22 @@ def why(database: Database, store: ObjectStore, engine: Engine, tenant: str, mea
     fingerprint = engine.fingerprint(tenant, meant.document_id, ids)
     with database.reading() as session:
         rows = document_snapshots(session, tenant, meant.document_id)
-        chunks = known_chunks(session, chunk_keys(fingerprint.chain_root(), ids, engine.chunk_stops(len(ids))))
+        stops = engine.chunk_stops(len(ids))
+        keys = chunk_keys(fingerprint.chain_root(), ids, stops)
+        chunks = known_chunks(session, keys)
+        states = known_states(session, [state_key(key) for key in keys])
         rate = last_prefill_rate(session, fingerprint.weights)
     nearest, differences = _nearest(rows, fingerprint.fields())
     hit = nearest is not None and not differences and nearest.state == SnapshotState.READY
-    reused = len(ids) if hit else engine.reusable_tokens(len(ids), len(chunks))
+    reused = (
+        len(ids)
+        if hit
+        else engine.reusable_tokens(
+            stops[: len(chunks)],
+            len(ids),
+            {stop for stop, key in zip(stops, keys, strict=True) if state_key(key) in states},
+        )
+    )
     return Why(
         document_id=meant.document_id,
         fingerprint=fingerprint.digest(),

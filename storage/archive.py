@@ -54,7 +54,7 @@ def export_snapshot(store: ObjectStore, row: SnapshotRow, path: Path) -> int:
     try:
         with tarfile.open(partial, "w", format=tarfile.USTAR_FORMAT) as tar:
             _add(tar, f"manifest-{sha256(data).hexdigest()}.json", data)
-            for entry, chunk in get_chunks(store, manifest.chunks):
+            for entry, chunk in get_chunks(store, manifest.objects):
                 _add(tar, entry.object_key, chunk)
         partial.replace(path)
     finally:
@@ -124,6 +124,9 @@ def _prove(path: Path, tenant: str) -> tuple[Manifest, Fingerprint]:
         stop = entry.stop
     if stop != manifest.num_tokens or not stop:
         raise ArchiveRefused(path.name, "its chunks do not hold all tokens")
+    for entry in manifest.states or ():
+        if not HEX_64.fullmatch(entry.key) or not 0 < entry.start == entry.stop <= stop:
+            raise ArchiveRefused(path.name, "its states stand nowhere")
     for _ in _chunks(path, manifest):
         pass
     return manifest, fingerprint
@@ -144,7 +147,7 @@ def _fingerprint(path: Path, manifest: Manifest) -> Fingerprint:
 
 def _refuse_other_chunks(database: Database, path: Path, manifest: Manifest) -> None:
     """Other snapshots may use a stored chunk, so none is replaced by different bytes."""
-    digests = {entry.key: entry.sha256 for entry in manifest.chunks}
+    digests = {entry.key: entry.sha256 for entry in manifest.objects}
     with database.reading() as session:
         stored = session.execute(
             select(ChunkRow.chunk_key, ChunkRow.sha256).where(ChunkRow.chunk_key.in_(digests))
@@ -168,10 +171,10 @@ def _read_manifest(path: Path) -> Manifest:
 
 def _chunks(path: Path, manifest: Manifest) -> Iterator[tuple[ChunkEntry, bytes]]:
     """Every chunk in order, proved; nothing else may be in the file."""
-    largest = max([LARGEST_MANIFEST_BYTES, *(entry.size_bytes for entry in manifest.chunks)])
+    largest = max([LARGEST_MANIFEST_BYTES, *(entry.size_bytes for entry in manifest.objects)])
     members = _members(path, largest_bytes=largest)
     next(members)
-    for entry in manifest.chunks:
+    for entry in manifest.objects:
         name, data = next(members, ("", b""))
         if name != entry.object_key:
             raise ArchiveRefused(path.name, f"{entry.object_key} is not where it belongs")

@@ -50,6 +50,11 @@ def chunk_keys(root: str, ids: list[int], stops: Sequence[int]) -> list[str]:
     return keys
 
 
+def state_key(chunk_key: str) -> str:
+    """Key of the state behind a chunk."""
+    return _digest({"state behind": chunk_key})
+
+
 def _digest(value: Mapping[str, object]) -> str:
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256(text.encode()).hexdigest()

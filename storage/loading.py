@@ -91,6 +91,12 @@ def get_chunks(store: ObjectStore, entries: Sequence[ChunkEntry]) -> Iterator[tu
         SnapshotCorrupt, ObjectMissing: of the first chunk that is not as published.
     """
     for entry in entries:
-        data = store.get(entry.object_key)
-        verify_chunk(entry, data)
+        try:
+            data = store.get(entry.object_key)
+            verify_chunk(entry, data)
+        except SnapshotCorrupt:
+            if not store.drop_copy(entry.object_key):
+                raise
+            data = store.get(entry.object_key)
+            verify_chunk(entry, data)
         yield entry, data

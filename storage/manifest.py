@@ -19,7 +19,8 @@ class Part(NamedTuple):
 
 
 class ChunkEntry(BaseModel):
-    """A stored chunk: the tokens [start, stop), and what proves its bytes, whole and part by part."""
+    """A stored chunk: the tokens [start, stop), and what proves its bytes, whole and part by part. Of a state, which
+    stands behind `stop` tokens, start is stop."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -58,7 +59,8 @@ class Manifest(BaseModel):
     """Stored as JSON under `manifests/<tenant>/<document_id>/<fingerprint>.json`, after all its chunks.
 
     `codec` is the one that the chunks are really in; the fingerprint names the one that was asked for. They differ
-    where a lossy codec lost too much and the chunks were stored exactly. `codec_error` is there for lossy codecs.
+    where a lossy codec lost too much and the chunks were stored exactly. `codec_error` is there for lossy codecs,
+    `states` for models with windows or recurrent layers: what a prefill can go on behind, the last behind all tokens.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -72,6 +74,12 @@ class Manifest(BaseModel):
     probe_logits: tuple[float, ...]
     producer: Producer
     codec_error: CodecError | None = None
+    states: tuple[ChunkEntry, ...] | None = None
+
+    @property
+    def objects(self) -> tuple[ChunkEntry, ...]:
+        """Everything that is stored beside the manifest."""
+        return self.chunks + (self.states or ())
 
     def encode(self) -> bytes:
         return self.model_dump_json(indent=1, exclude_none=True).encode()

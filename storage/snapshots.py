@@ -161,6 +161,11 @@ def known_chunks(session: Session, keys: list[str]) -> list[ChunkRow]:
     return run
 
 
+def known_states(session: Session, keys: Collection[str]) -> dict[str, ChunkRow]:
+    """Those of the states that are stored."""
+    return {row.chunk_key: row for row in session.scalars(select(ChunkRow).where(ChunkRow.chunk_key.in_(keys)))}
+
+
 def forget_chunk(session: Session, key: str) -> None:
     """Takes a damaged chunk's row away, so that nothing builds on it again."""
     session.execute(delete(SnapshotChunkRow).where(SnapshotChunkRow.chunk_key == key))
@@ -199,7 +204,7 @@ def publish(
     Raises:
         ObjectMissing: a stored chunk that it was built on has been swept meanwhile.
     """
-    _hold_chunks(session, [entry.key for entry in manifest.chunks])
+    _hold_chunks(session, [entry.key for entry in manifest.objects])
     was_ready = session.scalar(select(SnapshotRow.ready_at).where(SnapshotRow.snapshot_id == claim.snapshot_id))
     row = session.execute(
         update(SnapshotRow)
@@ -210,7 +215,7 @@ def publish(
             lease_until=None,
             done_tokens=manifest.num_tokens,
             computed_tokens=computed_tokens,
-            size_bytes=sum(entry.size_bytes for entry in manifest.chunks),
+            size_bytes=sum(entry.size_bytes for entry in manifest.objects),
             manifest_sha256=manifest_sha256,
             prefill_s=prefill_s,
             ready_at=now,
@@ -235,7 +240,7 @@ def publish(
         insert(SnapshotChunkRow),
         [
             {"snapshot_id": claim.snapshot_id, "position": position, "chunk_key": entry.key}
-            for position, entry in enumerate(manifest.chunks)
+            for position, entry in enumerate(manifest.objects)
         ],
     )
     return True

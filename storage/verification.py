@@ -45,12 +45,12 @@ def verify_snapshot(store: ObjectStore, row: SnapshotRow, digests: dict[str, str
         return Verified(0, 0, (str(exc),))
     problems = []
     size_bytes = 0
-    for entry in manifest.chunks:
+    for entry in manifest.objects:
         try:
             size_bytes += _verify(store, entry, digests)
         except (ObjectMissing, SnapshotCorrupt) as exc:
             problems.append(str(exc))
-    return Verified(len(manifest.chunks), size_bytes, tuple(problems))
+    return Verified(len(manifest.objects), size_bytes, tuple(problems))
 
 
 def _verify(store: ObjectStore, entry: ChunkEntry, digests: dict[str, str]) -> int:

@@ -1,6 +1,7 @@
 """The model of this process, loaded when first needed."""
 
 import threading
+from collections.abc import Collection, Sequence
 from functools import cached_property
 from importlib.metadata import version
 
@@ -67,12 +68,15 @@ class Engine:
         """Where the chunks of a prefix of this many tokens end."""
         return chunk_stops(num_tokens, self.prompter.head_tokens, self.settings.chunk_tokens)
 
-    def reusable_tokens(self, num_tokens: int, num_chunks: int) -> int:
-        """How many of a prefix's tokens need not be computed, where its first `num_chunks` chunks are stored. What a
-        lossy codec stored is never computed on, and the last chunk is always computed."""
-        if not CODECS[self.settings.codec].lossless:
-            return 0
-        return (0, *self.chunk_stops(num_tokens)[:-1])[: num_chunks + 1][-1]
+    def reusable_tokens(self, stored: Sequence[int], num_tokens: int, states: Collection[int]) -> int:
+        """How many of a prefix's tokens need not be computed, where the chunks that end at `stored` are there and
+        behind some of them a state.
+
+        What a lossy codec stored is never computed on, and the last chunk is always computed. A model with states goes
+        on only behind one; that a model has none is guessed from their absence, since no weights are loaded for it.
+        """
+        usable = [stop for stop in stored if stop < num_tokens and (not states or stop in states)]
+        return usable[-1] if usable and CODECS[self.settings.codec].lossless else 0
 
     def check_fingerprint(self, snapshot_id: int, fields: dict[str, str | int]) -> None:
         """

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from kernels.codecs import KVReceiver
+from kernels.codecs import KVReceiver, decode_state
 from kernels.errors import ChunkMismatch, ProbeMismatch
 from kernels.kv import PrefixKV
 from kernels.prefill import Probe, check_probe
@@ -13,7 +13,7 @@ from kernels.prompt import ids_digest
 from storage.database import utc_now
 from storage.documents import get_text
 from storage.errors import ObjectMissing, SnapshotCorrupt
-from storage.loading import load_chunks
+from storage.loading import get_chunks, load_chunks
 from storage.manifest import ChunkEntry, Manifest
 from storage.schema import SnapshotRow
 from storage.snapshots import get_manifest, note_used
@@ -91,6 +91,11 @@ def loaded(place: Workplace, row: SnapshotRow) -> Iterator[LoadedPrefix]:
     if manifest.num_tokens != row.num_tokens:
         raise SnapshotCorrupt(row.fingerprint, expected=f"{row.num_tokens} tokens", actual=f"{manifest.num_tokens}")
     kv = place.engine.model.new_kv(manifest.num_tokens, make_room=place.residents.make_room)
+    if kv.layout.has_state:
+        states = manifest.states or ()
+        if not states or states[-1].stop != manifest.num_tokens:
+            raise SnapshotCorrupt(row.fingerprint, expected="a state behind its last token", actual="none")
+        load_state(place, kv, states[-1])
     receiver = _receiver(kv, manifest.chunks, manifest.codec)
     kv.length = manifest.num_tokens
     prefix = LoadedPrefix(place, row, kv, manifest)
@@ -121,6 +126,16 @@ def load_run(place: Workplace, kv: PrefixKV, entries: Sequence[ChunkEntry], code
     finally:
         kv.arrivals = None
     kv.length = entries[-1].stop
+
+
+def load_state(place: Workplace, kv: PrefixKV, entry: ChunkEntry) -> None:
+    """Gives `kv` the windows and recurrent states behind `entry.stop` tokens.
+
+    Raises:
+        SnapshotCorrupt, ObjectMissing, ChunkMismatch: it is not what was stored.
+    """
+    for _, data in get_chunks(place.store, [entry]):
+        decode_state(data, kv, entry.stop, device=str(place.engine.model.device))
 
 
 def _receiver(kv: PrefixKV, entries: Sequence[ChunkEntry], codec: str) -> KVReceiver:

@@ -122,6 +122,8 @@ def _write(
         chain.finish()
         if lossless:
             return _publish(place, row, claim, done, chain, loss=None)
+        if kv.layout.has_state:
+            chain.stored.set_state(len(ids), kv.state())
         loss = measure_loss(engine.model, ids, exact=kv, stored=chain.stored, first=(0, *chain.stops)[-2])
         if loss.logit_rel_error <= engine.settings.codec_max_error:
             return _publish(place, row, claim, done, chain, loss=loss)
@@ -144,6 +146,7 @@ def _publish(
         num_layers=done.kv.num_layers,
         chunks=chain.finish(),
         codec=chain.codec,
+        states=chain.states,
         probe_token_ids=probe.token_ids,
         probe_logits=probe.logits,
         producer=place.engine.producer,

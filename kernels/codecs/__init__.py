@@ -2,5 +2,15 @@
 
 from kernels.codecs.chunk import CODECS, LAYOUT, chunk_parts, decode_chunk, encode_chunk
 from kernels.codecs.receiver import KVReceiver
+from kernels.codecs.state import decode_state, encode_state
 
-__all__ = ["CODECS", "LAYOUT", "KVReceiver", "chunk_parts", "decode_chunk", "encode_chunk"]
+__all__ = [
+    "CODECS",
+    "LAYOUT",
+    "KVReceiver",
+    "chunk_parts",
+    "decode_chunk",
+    "decode_state",
+    "encode_chunk",
+    "encode_state",
+]

@@ -41,7 +41,8 @@ class Header(BaseModel):
 
 
 def encode_chunk(kv: PrefixKV, start: int, stop: int, codec: str) -> bytes:
-    """The tokens [start, stop) of every layer; equal KV gives equal bytes.
+    """The tokens [start, stop) of every layer that keeps them; equal KV gives equal bytes. Where no layer does, it is
+    a header and nothing else, whatever the codec.
 
     Raises:
         NonFiniteKV: a lossy codec met NaN or infinity.
@@ -60,7 +61,7 @@ def encode_chunk(kv: PrefixKV, start: int, stop: int, codec: str) -> bytes:
                 parts[f"{name}.{part}" if part else name] = stored
     header = Header(codec=codec, dtype=dtype, shapes=shapes)
     described = {name: Described(part.dtype, tuple(part.shape)) for name, part in parts.items()}
-    head, _ = lay_out(described, {} if codec == Plain.name else {METADATA: header.model_dump_json()})
+    head, _ = lay_out(described, {} if codec == Plain.name or not parts else {METADATA: header.model_dump_json()})
     return b"".join([head, *(view for part in parts.values() for view in byte_views(part))])
 
 

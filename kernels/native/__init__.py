@@ -1,1 +1,1 @@
-"""Attention on a CPU by our own C++, built once per machine. From outside only `kernels.native.backend` is asked for."""
+"""Attention on a CPU by our own C++, built once per machine. Outside, only `kernels.native.backend` is asked for."""

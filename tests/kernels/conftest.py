@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, PreTrainedModel
+from transformers import LlamaConfig, PreTrainedConfig, PreTrainedModel
 
 from kernels.model import LanguageModel, prepare_model
 from kernels.native.backend import NativeBackend
 from kernels.native.build import COMPILERS, build
 from kernels.native.library import Library
+from tests.kernels.families import random_model
 
 SEED = int(os.environ.get("TEST_SEED") or secrets.randbits(31))
 CPU = torch.device("cpu")
@@ -58,21 +59,7 @@ def native(compiler: str, tmp_path_factory: pytest.TempPathFactory) -> NativeBac
 
 @pytest.fixture(scope="session")
 def build_model(seed: int) -> Callable[[PreTrainedConfig], PreTrainedModel]:
-    """Makes a model with weights large enough that its attention is peaked and its logits lie far apart."""
-
-    def build(config: PreTrainedConfig) -> PreTrainedModel:
-        generator = torch.Generator().manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
-        with torch.no_grad():
-            for parameter in model.parameters():
-                noise = torch.randn(parameter.shape, generator=generator)
-                if parameter.dim() > 1:
-                    parameter.copy_(noise * 1.5 * parameter.shape[-1] ** -0.5)
-                else:
-                    parameter.add_(noise * 0.1)
-        return model
-
-    return build
+    return lambda config: random_model(config, seed)
 
 
 @pytest.fixture(scope="module")

@@ -36,7 +36,7 @@ def random_ids(count: int, generator: torch.Generator) -> list[int]:
 @pytest.fixture(scope="module")
 def prefix(tiny_llama: LanguageModel, seed: int) -> PrefixKV:
     ids = random_ids(60, torch.Generator().manual_seed(seed))
-    return prefill(tiny_llama, ids, stops=chunk_stops(len(ids), 0, 32)).kv
+    return prefill(tiny_llama, ids, stops=chunk_stops(60, 0, 32)).kv
 
 
 @pytest.fixture
@@ -337,8 +337,7 @@ def test_the_memory_of_a_question_does_not_depend_on_the_document(
 ) -> None:
     sizes = []
     for length in (20, 160):
-        ids = random_ids(length, generator)
-        document = prefill(tiny_llama, ids, stops=chunk_stops(length, 0, 64)).kv
+        document = prefill(tiny_llama, random_ids(length, generator), stops=chunk_stops(length, 0, 64)).kv
         decoder = Decoder(tiny_llama, FakePrompter(), document, max_batch=3)  # type: ignore[arg-type]
         run(decoder, questions)
         sizes.append(decoder.suffix.size_bytes)

@@ -6,7 +6,7 @@ The reference is transformers' own eager attention, run over prefix and question
 import copy
 import random
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,110 +14,41 @@ import pytest
 import torch
 from torch import Tensor
 from transformers import (
-    BloomConfig,
-    DeepseekV3Config,
-    FalconConfig,
-    Gemma2Config,
     Gemma3nTextConfig,
-    Gemma3TextConfig,
-    GPT2Config,
-    GPTBigCodeConfig,
-    GPTNeoXConfig,
-    GptOssConfig,
-    GraniteConfig,
     Llama4TextConfig,
     LlamaConfig,
-    MistralConfig,
-    MixtralConfig,
-    Olmo2Config,
     Phi3Config,
     PreTrainedConfig,
     PreTrainedModel,
-    Qwen2Config,
-    Qwen2MoeConfig,
-    Qwen3Config,
-    Qwen3NextConfig,
 )
 
 from kernels import steps
 from kernels.architecture import check_architecture, read_config
-from kernels.codecs import decode_chunk, encode_chunk
 from kernels.decode import Decoder, DecodeRequest
 from kernels.errors import ModelUnsupported
 from kernels.kv import PrefixKV, SuffixKV
 from kernels.model import LanguageModel, check_split, load_model, prepare_model
 from kernels.params import GenerationParams
 from kernels.prefill import chunk_stops, prefill
+from kernels.recurrent import RecurrentState
 from kernels.settings import KernelSettings
 from kernels.steps import DecodeStep
+from tests.kernels.families import (
+    CONTEXT,
+    GROUPED,
+    MORE_FAMILIES,
+    RECURRENT_FAMILIES,
+    REFUSED_FAMILIES,
+    SUPPORTED_FAMILIES,
+    WINDOW_FAMILIES,
+)
+from tests.kernels.store import Stored
 
 CPU = torch.device("cpu")
 TOLERANCE = 1e-3  # of a logit, in float32
 ANSWER_LEN = 32
 CHUNKS = (16, 64, 151)
-WINDOW = 40  # shorter than the document, longer than a question
-
-SIZES: dict[str, Any] = {
-    "vocab_size": 128,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "max_position_embeddings": 512,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": 0,
-}
-GROUPED = SIZES | {"num_key_value_heads": 2}
-MULTI_QUERY = SIZES | {"num_key_value_heads": 1}
-LLAMA_3_ROPE = {
-    "rope_type": "llama3",
-    "rope_theta": 10000.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
-YARN_ROPE = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 128}
-ALTERNATING = ["sliding_attention", "full_attention"]
-GPT_2 = {
-    "vocab_size": 128,
-    "n_embd": 64,
-    "n_layer": 2,
-    "n_head": 4,
-    "n_positions": 512,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
-
-SUPPORTED: dict[str, PreTrainedConfig] = {
-    "llama": LlamaConfig(**GROUPED),
-    "llama-multi-query": LlamaConfig(**MULTI_QUERY),
-    "llama-3-rope": LlamaConfig(**GROUPED, rope_parameters=LLAMA_3_ROPE),
-    "qwen2": Qwen2Config(**GROUPED),
-    "qwen2-yarn": Qwen2Config(**GROUPED, rope_parameters=YARN_ROPE),
-    "qwen3": Qwen3Config(**GROUPED, head_dim=24),
-    "mistral": MistralConfig(**GROUPED, sliding_window=WINDOW),
-    "gemma2": Gemma2Config(
-        **GROUPED, head_dim=16, sliding_window=WINDOW, attn_logit_softcapping=4.0, query_pre_attn_scalar=20
-    ),
-    "gemma3": Gemma3TextConfig(**GROUPED, head_dim=16, sliding_window=WINDOW, layer_types=ALTERNATING),
-    "phi3": Phi3Config(**GROUPED, sliding_window=WINDOW),
-    "olmo2": Olmo2Config(**GROUPED),
-    "granite": GraniteConfig(**GROUPED, attention_multiplier=0.2, residual_multiplier=0.5, logits_scaling=2.0),
-    "gpt-neox": GPTNeoXConfig(**SIZES),
-    "gpt2": GPT2Config(**GPT_2),
-    "gpt-bigcode-multi-query": GPTBigCodeConfig(**GPT_2, multi_query=True),
-    "mixtral": MixtralConfig(**GROUPED, num_local_experts=4, num_experts_per_tok=2),
-    "gpt-oss-sinks": GptOssConfig(
-        **GROUPED,
-        head_dim=16,
-        sliding_window=WINDOW,
-        num_local_experts=4,
-        layer_types=ALTERNATING,
-        rope_parameters=YARN_ROPE,
-    ),
-}
+AWKWARD = ((1, 38, 39, 41, 80, 120), (79,), (3, 5, 119))  # around the window's width, and very short
 
 
 @dataclass
@@ -158,10 +89,8 @@ class Case:
         return prefill(self.model, self.prefix, stops=chunk_stops(len(self.prefix), 0, chunk_tokens)).kv
 
     def error_of_first_logits(self, kv: PrefixKV) -> float:
-        counts = [len(question) for question in self.questions]
-        step = DecodeStep(kv, SuffixKV(len(counts), max(counts)), counts, [0] * len(counts), CPU)
-        ids = [token for question in self.questions for token in question]
-        logits = self.model.forward(step, ids, torch.tensor(counts).cumsum(0) - 1)
+        suffix = self.model.new_suffix(len(self.questions), max(map(len, self.questions)))
+        logits = self.model.ask(kv, suffix, self.questions, [0] * len(self.questions))
         return float((logits - torch.stack(self.first_logits)).abs().max())
 
     def answer(
@@ -184,15 +113,15 @@ class NoText:
         return ""
 
 
-@pytest.fixture(scope="module", params=SUPPORTED)
+@pytest.fixture(scope="module", params=SUPPORTED_FAMILIES)
 def case(request: pytest.FixtureRequest, build_model: Callable[[PreTrainedConfig], PreTrainedModel], seed: int) -> Case:
-    config = copy.deepcopy(SUPPORTED[request.param])
+    config = copy.deepcopy(SUPPORTED_FAMILIES[request.param])
     model = build_model(config)
     whole = copy.deepcopy(model)
     whole.set_attn_implementation("eager")
     draw = random.Random(f"{seed} {request.param}")
     vocab = range(3, config.vocab_size)
-    case = Case(request.param, prepare_model(model, CPU, 512), whole, draw.choices(vocab, k=draw.randint(140, 150)))
+    case = Case(request.param, prepare_model(model, CPU, CONTEXT), whole, draw.choices(vocab, k=draw.randint(140, 150)))
     while len(case.questions) < 5:
         case.add_question(draw.choices(vocab, k=draw.randint(1, 30)))
     return case
@@ -211,8 +140,8 @@ def test_the_first_logits_equal_one_run_over_everything(case: Case, chunk_tokens
     assert error <= TOLERANCE
 
 
-def test_the_probe_is_the_best_of_one_run_over_the_document(case: Case) -> None:
-    expected = case.reference_logits(case.prefix)
+def test_the_probe_is_the_best_after_the_last_token_was_asked_again(case: Case) -> None:
+    expected = case.reference_logits([*case.prefix, case.prefix[-1]])
 
     probe = prefill(case.model, case.prefix, stops=chunk_stops(len(case.prefix), 0, 64)).probe
 
@@ -234,34 +163,29 @@ def test_an_answer_is_the_same_alone_and_in_reversed_order(case: Case) -> None:
     assert case.answer(kv, reversed(range(5)), lengths=lengths, max_batch=3) == expected
 
 
-def test_an_answer_is_the_same_from_stored_chunks(case: Case) -> None:
-    length = len(case.prefix)
-    stored: list[tuple[int, int, bytes]] = []
-    prefill(
-        case.model,
-        case.prefix,
-        stops=chunk_stops(length, 0, 64),
-        on_chunk=lambda kv, start, stop: stored.append((start, stop, encode_chunk(kv, start, stop, "none"))),
-    )
+@pytest.mark.parametrize("stops", AWKWARD, ids=str)
+def test_an_answer_is_the_same_from_stored_chunks_and_state(case: Case, stops: tuple[int, ...]) -> None:
+    stored = Stored(case.model, case.prefix)
+    stored.read([*stops, len(case.prefix)])
 
-    loaded = PrefixKV(length)
-    for start, stop, data in stored:
-        decode_chunk(data, loaded, start, stop, codec="none", dtype="float32", device="cpu")
-    loaded.length = length
+    loaded = stored.load(len(case.prefix))
 
-    assert case.answer(loaded, range(5)) == dict(enumerate(case.answers))
+    assert case.error_of_first_logits(loaded) <= TOLERANCE
+    lengths = (32, 9, 20, 32, 15)  # slots move while others are under way
+    expected = {key: answer[: lengths[key]] for key, answer in enumerate(case.answers)}
+    assert case.answer(loaded, range(5), lengths=lengths, max_batch=4) == expected
 
 
-def test_prefill_goes_on_behind_chunks_that_exist_already(case: Case) -> None:
-    whole = case.read(64)
-    half = PrefixKV(len(case.prefix))
-    decode_chunk(encode_chunk(whole, 0, 64, "none"), half, 0, 64, codec="none", dtype="float32", device="cpu")
-    half.length = 64
+def test_prefill_goes_on_at_each_chunk_end(case: Case) -> None:
+    stored = Stored(case.model, case.prefix)
+    stops = [*AWKWARD[0], len(case.prefix)]
+    stored.read(stops)
 
-    result = prefill(case.model, case.prefix, stops=chunk_stops(len(case.prefix), 0, 64), kv=half)
+    for stop in stops[:-1]:
+        result = prefill(case.model, case.prefix, stops=stops, kv=stored.load(stop))
 
-    assert result.computed_tokens == len(case.prefix) - 64
-    assert case.error_of_first_logits(result.kv) <= TOLERANCE
+        assert result.computed_tokens == len(case.prefix) - stop
+        assert case.error_of_first_logits(result.kv) <= TOLERANCE
 
 
 def test_document_and_window_matter_to_the_reference(case: Case) -> None:
@@ -270,7 +194,7 @@ def test_document_and_window_matter_to_the_reference(case: Case) -> None:
     gap = case.prefix[:-20] + case.prefix[-10:] + case.questions[0]
     assert (case.reference_logits(gap) - case.first_logits[0]).abs().max() > 20 * TOLERANCE
 
-    if getattr(case.whole.config, "sliding_window", None):
+    if case.name in WINDOW_FAMILIES:
         wide = copy.deepcopy(case.whole)
         wide.config.sliding_window = 400
         with torch.inference_mode():
@@ -297,7 +221,6 @@ REFUSED_BY_CONFIG: dict[str, tuple[PreTrainedConfig, str]] = {
         ),
         "LongRoPE",
     ),
-    "linear attention": (Qwen3NextConfig(**GROUPED), "linear_attention"),
     "chunked attention": (Llama4TextConfig(**GROUPED, attention_chunk_size=16), "chunked"),
     "chunked attention without layer types": (
         LlamaConfig(**GROUPED, attention_chunk_size=16),
@@ -336,72 +259,36 @@ def test_encoder_decoders_are_refused() -> None:
         check_architecture("translator", {"is_encoder_decoder": True})
 
 
-REFUSED_BY_TRIAL: dict[str, PreTrainedConfig] = {
-    # Their attention is not the one that transformers lets us replace.
-    "falcon": FalconConfig(vocab_size=128, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, alibi=False),
-    "bloom": BloomConfig(vocab_size=128, hidden_size=64, n_layer=2, n_head=4),
-    # It caches compressed keys and values and gives the attention others.
-    "deepseek-v3": DeepseekV3Config(
-        **SIZES,
-        num_key_value_heads=4,
-        moe_intermediate_size=32,
-        n_routed_experts=4,
-        num_experts_per_tok=2,
-        n_group=1,
-        topk_group=1,
-        kv_lora_rank=16,
-        q_lora_rank=24,
-        qk_rope_head_dim=8,
-        v_head_dim=16,
-        qk_nope_head_dim=16,
-    ),
-    "linear attention": Qwen3NextConfig(
-        **GROUPED,
-        num_experts=4,
-        moe_intermediate_size=32,
-        shared_expert_intermediate_size=32,
-        linear_num_key_heads=2,
-        linear_num_value_heads=2,
-        linear_key_head_dim=16,
-        linear_value_head_dim=16,
-    ),
-    # The window is in its mask, but it does not tell the attention of it.
-    "qwen2-moe with a window": Qwen2MoeConfig(
-        **GROUPED,
-        use_sliding_window=True,
-        sliding_window=WINDOW,
-        layer_types=["sliding_attention"] * 2,
-        num_experts=4,
-        num_experts_per_tok=2,
-        moe_intermediate_size=32,
-        shared_expert_intermediate_size=32,
-    ),
-}
-
-
-@pytest.mark.parametrize("kind", REFUSED_BY_TRIAL)
-def test_what_cannot_be_split_is_refused_by_trial(
-    kind: str, build_model: Callable[[PreTrainedConfig], PreTrainedModel]
-) -> None:
-    model = prepare_model(build_model(copy.deepcopy(REFUSED_BY_TRIAL[kind])), CPU, 512)
+@pytest.mark.parametrize("kind", REFUSED_FAMILIES)
+def test_what_cannot_be_split_is_refused(kind: str, build_model: Callable[[PreTrainedConfig], PreTrainedModel]) -> None:
+    config = copy.deepcopy(REFUSED_FAMILIES[kind])
 
     with pytest.raises(ModelUnsupported) as caught:
-        check_split("strange-model", model)
+        check_architecture("strange-model", config.to_dict())
+        check_split("strange-model", prepare_model(build_model(config), CPU, CONTEXT))
 
     assert caught.value.reason
+
+
+@pytest.mark.parametrize("kind", MORE_FAMILIES)
+def test_more_families_are_accepted(kind: str, build_model: Callable[[PreTrainedConfig], PreTrainedModel]) -> None:
+    config = copy.deepcopy(MORE_FAMILIES[kind])
+
+    check_architecture(kind, config.to_dict())
+    check_split(kind, prepare_model(build_model(config), CPU, CONTEXT))
 
 
 @pytest.mark.parametrize("lost", ["window", "softcap", "scale", "prefix"])
 def test_the_trial_notices_an_attention_that_does_not_do_what_it_should(
     lost: str, build_model: Callable[[PreTrainedConfig], PreTrainedModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = prepare_model(build_model(copy.deepcopy(SUPPORTED["gemma2"])), CPU, 512)
+    model = prepare_model(build_model(copy.deepcopy(SUPPORTED_FAMILIES["gemma2"])), CPU, CONTEXT)
     check_split("gemma2", model)
     honest = DecodeStep.attend
 
     def tampered(self: DecodeStep, layer: int, q: Tensor, **how: Any) -> Any:
         if lost == "prefix":
-            self.prefix = PrefixKV(16, 15, self.prefix.keys, self.prefix.values)
+            self.prefix = replace(self.prefix, length=15)
         elif lost == "window":
             how["window"] = steps.EVERYTHING
         elif lost == "softcap":
@@ -415,3 +302,28 @@ def test_the_trial_notices_an_attention_that_does_not_do_what_it_should(
     with pytest.raises(ModelUnsupported, match="differs from its whole run"):
         check_split("gemma2", model)
     assert model.hf.config._attn_implementation == steps.ATTENTION_NAME
+
+
+@pytest.mark.parametrize("family", ["qwen3-next", "lfm2", "falcon-h1", "mamba2"])
+@pytest.mark.parametrize("lost", ["stored state", "rows of their own", "own copy"])
+def test_the_trial_notices_a_state_that_is_not_kept(
+    family: str,
+    lost: str,
+    build_model: Callable[[PreTrainedConfig], PreTrainedModel],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = prepare_model(build_model(copy.deepcopy(RECURRENT_FAMILIES[family])), CPU, CONTEXT)
+    if lost == "stored state":
+        honest = PrefixKV.state
+
+        def emptied(self: PrefixKV) -> dict[str, Tensor]:
+            return {name: torch.zeros_like(tensor) for name, tensor in honest(self).items()}
+
+        monkeypatch.setattr(PrefixKV, "state", emptied)
+    elif lost == "rows of their own":
+        monkeypatch.setattr(RecurrentState, "rows", lambda self, first, stop: RecurrentState(dict(self.tensors)))
+    else:
+        monkeypatch.setattr(SuffixKV, "begin", lambda self, slot, prefix: setattr(self, "recurrent", prefix.recurrent))
+
+    with pytest.raises(ModelUnsupported):
+        check_split(family, model)

@@ -6,6 +6,7 @@ import pytest
 from sqlalchemy import func, select
 
 from kernels.kv import PrefixKV
+from kernels.steps import PrefillStep
 from pipeline.submit import Submission
 from storage.jobs import job_readings, job_status
 from storage.schema import ChunkRow, ItemRow, ItemState, SnapshotRow, SnapshotState
@@ -30,8 +31,11 @@ def test_one_prefill_however_many_workers_are_asked(open_place: Open, submit_tex
     for place in places:
         assert place.engine.model.kv_shapes
         forward = place.engine.model.forward
-        place.engine.model.forward = (  # type: ignore[method-assign] # counts the tokens that are really computed
-            lambda step, ids, keep, run=forward: (computed.append(len(ids)), run(step, ids, keep))[1]
+        place.engine.model.forward = (  # type: ignore[method-assign] # counts the tokens that are really read
+            lambda step, ids, keep, run=forward: (
+                computed.append(len(ids) * isinstance(step, PrefillStep)),
+                run(step, ids, keep),
+            )[1]
         )
     barrier = threading.Barrier(len(places))
 
