@@ -52,7 +52,8 @@ constexpr int TILE = REGISTERS == 32 ? 8 : 4;      // keys, or dimensions of val
 constexpr int TILE_NARROW = 8;                     // the same for a panel of one vector
 constexpr int COLUMNS = 16;                        // values are packed in columns of these many dimensions
 constexpr int FEW = 4;                             // at most so many rows are computed by themselves, see `attend_few`
-constexpr int FEW_KEYS = 64;                       // in their blocks
+constexpr int FEW_KEYS = 32;                       // in their blocks
+constexpr int AHEAD = 16;                          // keys that are fetched before they are needed then
 constexpr float INF = std::numeric_limits<float>::infinity();
 constexpr double LOG2E = 1.4426950408889634;
 constexpr double LN2 = 0.6931471805599453;
@@ -94,11 +95,10 @@ inline float to_float(bf16 x) {
     std::memcpy(&f, &bits, 4);
     return f;
 }
-inline void from_float(float x, float* p) { *p = x; }
-inline void from_float(float x, bf16* p) {
+inline bf16 to_bf16(float x) {
     uint32_t bits;
     std::memcpy(&bits, &x, 4);
-    p->bits = x != x ? uint16_t((bits >> 16) | 0x40) : uint16_t((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+    return {x != x ? uint16_t((bits >> 16) | 0x40) : uint16_t((bits + 0x7fff + ((bits >> 16) & 1)) >> 16)};
 }
 
 // 2^x for x < 127, with a relative error below 2e-7; what is below 2^-126 becomes 0.
@@ -260,7 +260,7 @@ inline void weigh(float* s, int keys, int32_t key0, const int32_t* first, const 
                 float* at = s + (i64(key) * N + n) * LANES;
                 vf x = load(at);
                 if (softcap != 0) x = capped(x, softcap);
-                if (masked) x = (position >= low[n]) & (position < high[n]) ? x : splat(-INF);
+                if (masked) x = ((position >= low[n]) & (position < high[n])) ? x : splat(-INF);
                 store(at, x);
             }
         }
@@ -357,6 +357,11 @@ void pack_queries(const Rows& rows, const std::vector<Panel>& panels, int dim, f
     }
 }
 
+template <typename T>
+inline void fetch(const T* p, int count) {
+    for (int i = 0; i < count; i += 64 / int(sizeof(T))) __builtin_prefetch(p + i);
+}
+
 // The sums of four vectors.
 inline v4 sums(vf a, vf b, vf c, vf d) {
     vf whole[4] = {a, b, c, d};
@@ -383,6 +388,7 @@ inline void few_scores(const T* k, i64 stride, int keys, const float* q, int dim
         for (int i = 0; i < 4; i++)
 #pragma GCC unroll 3
             for (int r = 0; r < R; r++) sum[i][r] = vf{};
+        for (int i = 0; i < 4; i++) fetch(k + (key + i + AHEAD) * stride, dim);
         for (int d = 0; d < dim; d += LANES) {
             vf b[R];
 #pragma GCC unroll 3
@@ -415,6 +421,7 @@ inline void few_values(const T* v, i64 stride, int keys, const float* p, const f
 #pragma GCC unroll 4
         for (int n = 0; n < N; n++) sum[r][n] = load(out + r * v_dim + n * LANES) * decay[r];
     for (int key = 0; key < keys; key++) {
+        fetch(v + (key + AHEAD) * stride, N * LANES);
         vf b[R];
 #pragma GCC unroll 3
         for (int r = 0; r < R; r++) b[r] = splat(p[r * FEW_KEYS + key]);
@@ -751,7 +758,7 @@ int attend_own(const OwnCall* call) {
             const i64 to = (token * c.kv_heads * c.group + query_head) * c.v_dim;
             for (i64 d = 0; d < c.v_dim; d++) {
                 if (c.q_type)
-                    from_float(merged[d] * share, static_cast<bf16*>(c.out) + to + d);
+                    static_cast<bf16*>(c.out)[to + d] = to_bf16(merged[d] * share);
                 else
                     static_cast<float*>(c.out)[to + d] = merged[d] * share;
             }

@@ -47,7 +47,8 @@ class NativeBackend:
         keys, tokens = k.shape[1], len(rows.slots)
         group = q.shape[1] // tokens
         positions = rows.remember(("positions", keys), lambda: rows.local + keys)
-        begin = min(max(0, keys + int(rows.local.min()) - window + 1), keys)
+        nearest = rows.remember(("nearest",), lambda: int(rows.local.min()))
+        begin = min(max(0, keys + nearest - window + 1), keys)
         return self._prefix(
             *_folded(q, group), k, v, positions, k.shape[0], group, tokens, begin,
             scale=scale, window=window, softcap=softcap,
