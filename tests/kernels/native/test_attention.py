@@ -73,7 +73,7 @@ def threads(draw: Draw) -> Iterator[int]:
 def check_decode(native: NativeBackend, draw: Draw, dtype: torch.dtype, tolerance: float) -> None:
     heads, group, slots = draw.whole(1, 3), draw.among(1, 2, 3, 4, 7), draw.whole(1, 5)
     dim, v_dim = draw.among(*DIMS), draw.among(*DIMS)
-    keys = draw.among(draw.whole(1, 70), draw.whole(1, 1500))
+    keys = draw.among(draw.whole(0, 70), draw.whole(1, 1500))
     counts = [draw.among(1, 1, draw.whole(1, 20)) for _ in range(slots)]
     lengths = [draw.among(0, draw.whole(0, 90)) for _ in range(slots)]
     window = draw.among(EVERYTHING, draw.whole(1, 40), draw.whole(1, keys + 90))
@@ -176,6 +176,17 @@ def test_what_is_not_a_number_comes_out_as_none(
     assert out[0, group].isfinite().all() == capped
     assert out[0, :group].isfinite().all()
     assert capped or not out[0, group].isfinite()[3]
+
+
+def test_no_second_openmp_comes_beside_torchs(native: NativeBackend) -> None:
+    torch.set_num_threads(3)
+    q = torch.randn(6, 200, 64)
+    native.prefill(PrefillRows(200, CPU), q, q, q, scale=1.0, window=EVERYTHING, softcap=None)
+    torch.set_num_threads(1)
+
+    mapped = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines()}
+    assert len([path for path in mapped if "omp" in Path(path).name and ".so" in path]) == 1
+    assert native._library._parallel is not None
 
 
 def test_a_far_larger_score_takes_all_the_weight(native: NativeBackend) -> None:
