@@ -17,6 +17,7 @@ from pipeline.screen import counting, follow, stage
 from pipeline.settings import PipelineSettings
 from pipeline.submit import submit
 from storage.database import utc_now
+from storage.errors import OUTAGES
 from storage.jobs import cancel_job
 from storage.settings import StorageSettings
 from tasks.app import configure
@@ -71,7 +72,11 @@ def run_here(
         interrupted = False
         try:
             kick_waiting(app, place.database, task)
-            follow(place.database, settings.tenant, made.job_id, console=console)
+            follow(place.database, settings.tenant, made.job_id, console=console, check=place.raise_outage)
+        except OUTAGES:
+            kept = f"Job {made.job_id} is kept: the next `platemaker run` goes on with it."
+            console.print(kept, style="yellow", highlight=False, soft_wrap=True)
+            raise
         except KeyboardInterrupt:
             interrupted = True
             place.stop()
