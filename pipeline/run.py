@@ -19,6 +19,7 @@ from pipeline.submit import submit
 from storage.database import utc_now
 from storage.errors import OUTAGES
 from storage.jobs import cancel_job
+from storage.objects import check_store
 from storage.settings import StorageSettings
 from tasks.app import configure
 from tasks.settings import TaskSettings
@@ -53,6 +54,7 @@ def run_here(
     check_no_other_kernels()
     place = Workplace.open(storage, kernel, task)
     place.database.upgrade()
+    check_store(place.store)
     with stage(console, f"Preparing the model {kernel.model_name}"):
         _ = place.engine.prompter  # a missing or unsuitable model ends the run before anything is queued
     app = configure(task)

@@ -27,6 +27,10 @@ class WorkTask(Task):  # type: ignore[misc] # celery is untyped
         except OUTAGES as exc:
             place.note_outage(exc)
             raise
+        except SystemExit:
+            if place.stopping.is_set():  # an orderly way out, which Celery would take for a broken worker
+                return None
+            raise
         place.note_work()
         return result
 
@@ -42,6 +46,7 @@ class PlatemakerApp(Celery):  # type: ignore[misc] # celery is untyped
 
 
 app = PlatemakerApp("platemaker", include=["tasks.prefill", "tasks.decode"], task_cls=WorkTask)
+app.set_default()  # else a worker on a thread of its own runs the tasks as plain ones, of an app that Celery makes up
 app.conf.update(
     broker_connection_retry_on_startup=True,
     task_queues=[Queue(name, Exchange(name), routing_key=name) for name in ALL_QUEUES],

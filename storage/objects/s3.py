@@ -43,7 +43,14 @@ _DENIED = {
     "InvalidToken",
     "SignatureDoesNotMatch",
 }
-_ELSEWHERE = {"AuthorizationHeaderMalformed", "IllegalLocationConstraintException", "PermanentRedirect", "301", "307", "308"}
+_ELSEWHERE = {
+    "AuthorizationHeaderMalformed",
+    "IllegalLocationConstraintException",
+    "PermanentRedirect",
+    "301",
+    "307",
+    "308",
+}
 _FULL = {"InsufficientStorage", "QuotaExceeded", "XMinioStorageFull"}
 # NoSuchUpload: a sweep, or the retry of a completion whose answer was lost. Putting again is right for both.
 _TRANSIENT = {"NoSuchUpload", "RequestTimeout", "SlowDown", "Throttling", "TooManyRequests"}

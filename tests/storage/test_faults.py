@@ -86,7 +86,7 @@ def test_a_storm_passes_with_one_line_of_warning(
     found = []
     with caplog.at_level(logging.WARNING):
         for call in calls:
-            proxy.fail(STORMS[storm], times=20)  # more than boto3's own three tries
+            proxy.fail(STORMS[storm], times=8)  # more than boto3's own three tries
             found.append(call())
             warnings = [record.getMessage() for record in caplog.records if record.name == "storage.patience"]
             if storm != "slow":

@@ -46,7 +46,8 @@ def folder_store(tmp_path: Path) -> FolderStore:
 
 @pytest.fixture
 def s3_settings(s3_server: SeaweedFS) -> StorageSettings:
-    return s3_server.settings().model_copy(update={"store_url": f"{s3_server.url}/{secrets.token_hex(8)}"})
+    changes = {"store_url": f"{s3_server.url}/{secrets.token_hex(8)}", "patience_s": 0.0}
+    return s3_server.settings().model_copy(update=changes)
 
 
 @pytest.fixture
