@@ -88,6 +88,10 @@ def main() -> None:
         _leave(Exit.USAGE, _settings_sentence(exc))
     except TOMLDecodeError as exc:
         _leave(Exit.USAGE, f"The settings file is not valid TOML: {exc}. Correct it, or set PLATEMAKER_CONFIG.")
+    except OSError as exc:
+        file = f"{exc.filename}: " if exc.filename else ""
+        advice = "Free space there, give this user the right to write, or name another folder."
+        _leave(Exit.UNAVAILABLE, f"{file}{exc.strerror or exc}. {advice} What is answered is kept.")
     except KeyboardInterrupt:
         _leave(Exit.INTERRUPTED, "Stopped.")
 

@@ -52,6 +52,7 @@ def run_here(
     Stopped from the keyboard, it cancels what is left and reports what is there.
     """
     check_no_other_kernels()
+    out.mkdir(parents=True, exist_ok=True)  # now, and not after a night's work
     place = Workplace.open(storage, kernel, task)
     place.database.upgrade()
     check_store(place.store)
