@@ -91,7 +91,7 @@ def main() -> None:
     except OSError as exc:
         file = f"{exc.filename}: " if exc.filename else ""
         advice = "Free space there, give this user the right to write, or name another folder."
-        _leave(Exit.UNAVAILABLE, f"{file}{exc.strerror or exc}. {advice} What is answered is kept.")
+        _leave(Exit.UNAVAILABLE, f"{file}{exc.strerror or exc}. {advice} What is in the database is kept.")
     except KeyboardInterrupt:
         _leave(Exit.INTERRUPTED, "Stopped.")
 

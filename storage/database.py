@@ -25,7 +25,10 @@ SCHEMA_CODES = ("42P01", "42703")  # no such table, no such column
 # Refused or lost connections, conflicts with another transaction, out of resources, shutting down
 PASSING_CODES = ("08", "40", "53", "57P")
 LOGIN_CODES = ("28", "3D")  # wrong user or password, no such database
-FULL = "The disk of the database is full. Free space, or set PLATEMAKER_DATABASE_URL or PLATEMAKER_DATA_DIR to another."
+FULL = (
+    "The disk of the database is full or broken. Free space, or set PLATEMAKER_DATABASE_URL or PLATEMAKER_DATA_DIR to "
+    "another."
+)
 NO_FILE = (
     "The file of the database cannot be opened or written. Give this user the right to write it and its folder, or set "
     "PLATEMAKER_DATABASE_URL or PLATEMAKER_DATA_DIR to another."
@@ -34,6 +37,7 @@ NOT_OURS = "The file in PLATEMAKER_DATABASE_URL or PLATEMAKER_DATA_DIR is damage
 # By what SQLite says
 REFUSALS = {
     "database or disk is full": FULL,
+    "disk I/O error": FULL,
     "attempt to write a readonly database": NO_FILE,
     "unable to open database file": NO_FILE,
     "file is not a database": NOT_OURS,
@@ -207,8 +211,8 @@ def _use_wal(connection: Any) -> None:
         try:
             connection.execute("PRAGMA journal_mode=WAL")
             return
-        except sqlite3.OperationalError:
-            if time.monotonic() > deadline:
+        except sqlite3.OperationalError as exc:
+            if "locked" not in str(exc) or time.monotonic() > deadline:
                 raise
             time.sleep(0.02)
 
