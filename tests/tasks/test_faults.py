@@ -113,8 +113,10 @@ def test_storms_in_prefill_and_load_change_no_answer(
     stormy = submit_texts(place, TEXT + "One more line.\n")
     again = submit_texts(place, TEXT)
     with place.database.reading() as session:
-        others = select(ItemRow.document_id).where(ItemRow.job_id == stormy.job_id)
-        document_ids = [session.scalars(others).first() or "", document_of(place)]
+        document_ids = [
+            session.scalars(select(ItemRow.document_id).where(ItemRow.job_id == job.job_id)).first() or ""
+            for job in (stormy, again)
+        ]
 
     for document_id in document_ids:
         proxy.fail(fault, times=8)
