@@ -168,7 +168,6 @@ def test_outages_of_prefill_leave_the_items_queued(
     assert finish(hasty) == {ItemState.ANSWERED}
 
 
-@pytest.mark.xfail(strict=True, reason="prefill counts an outage as an attempt; see docs/faults.md")
 def test_outages_are_not_counted_as_attempts(hasty: Workplace, submit_texts: Submit, proxy: Faulty) -> None:
     submit_texts(hasty, TEXT)
     proxy.fail(Fault(status=503, code="SlowDown", method="PUT"))
