@@ -88,6 +88,10 @@ def main() -> None:
         _leave(Exit.USAGE, _settings_sentence(exc))
     except TOMLDecodeError as exc:
         _leave(Exit.USAGE, f"The settings file is not valid TOML: {exc}. Correct it, or set PLATEMAKER_CONFIG.")
+    except OSError as exc:
+        file = f"{exc.filename}: " if exc.filename else ""
+        advice = "Free space there, give this user the right to write, or name another folder."
+        _leave(Exit.UNAVAILABLE, f"{file}{exc.strerror or exc}. {advice} What is in the database is kept.")
     except KeyboardInterrupt:
         _leave(Exit.INTERRUPTED, "Stopped.")
 
@@ -116,6 +120,8 @@ def prepare(
     """Ask many questions of many long documents: each is read once, and every answer comes from its stored KV cache."""
     level = logging.INFO if verbose else logging.ERROR
     logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    if not verbose:
+        logging.getLogger("storage.patience").setLevel(logging.WARNING)  # what a person waits for
     file = Path(os.environ.get("PLATEMAKER_CONFIG") or "platemaker.toml")
     if file.is_file():
         from pipeline.settings import check_settings_file
@@ -332,6 +338,7 @@ def worker(
 
     from kernels.settings import KernelSettings  # only now: a missing setting is told before torch is loaded
     from pipeline.guard import check_no_other_kernels
+    from storage.objects import check_store
     from storage.settings import StorageSettings
     from tasks.app import configure
     from tasks.worker import serve
@@ -340,6 +347,7 @@ def worker(
     check_no_other_kernels()
     place = Workplace.open(StorageSettings(), KernelSettings(), task)
     place.database.check_schema()
+    check_store(place.store)
     _ = place.engine.model  # a worker whose model is wrong does not start
     serve(configure(task), place, pool, log_level=log_level)
 

@@ -17,7 +17,9 @@ from pipeline.screen import counting, follow, stage
 from pipeline.settings import PipelineSettings
 from pipeline.submit import submit
 from storage.database import utc_now
+from storage.errors import OUTAGES
 from storage.jobs import cancel_job
+from storage.objects import check_store
 from storage.settings import StorageSettings
 from tasks.app import configure
 from tasks.settings import TaskSettings
@@ -50,8 +52,10 @@ def run_here(
     Stopped from the keyboard, it cancels what is left and reports what is there.
     """
     check_no_other_kernels()
+    out.mkdir(parents=True, exist_ok=True)  # now, and not after a night's work
     place = Workplace.open(storage, kernel, task)
     place.database.upgrade()
+    check_store(place.store)
     with stage(console, f"Preparing the model {kernel.model_name}"):
         _ = place.engine.prompter  # a missing or unsuitable model ends the run before anything is queued
     app = configure(task)
@@ -71,7 +75,11 @@ def run_here(
         interrupted = False
         try:
             kick_waiting(app, place.database, task)
-            follow(place.database, settings.tenant, made.job_id, console=console)
+            follow(place.database, settings.tenant, made.job_id, console=console, check=place.raise_outage)
+        except OUTAGES:
+            kept = f"Job {made.job_id} is kept: the next `platemaker run` goes on with it."
+            console.print(kept, style="yellow", highlight=False, soft_wrap=True)
+            raise
         except KeyboardInterrupt:
             interrupted = True
             place.stop()

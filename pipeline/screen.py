@@ -35,8 +35,19 @@ def counting(console: Console, text: str, total: int) -> Iterator[Callable[[int]
         yield lambda index: progress.update(task, completed=index + 1)
 
 
-def follow(database: Database, tenant: str, job_id: str, *, console: Console, json_lines: bool = False) -> JobStatus:
-    """Shows the job until it has finished; returns how it ended. Only reads."""
+def follow(
+    database: Database,
+    tenant: str,
+    job_id: str,
+    *,
+    console: Console,
+    json_lines: bool = False,
+    check: Callable[[], None] = lambda: None,
+) -> JobStatus:
+    """Shows the job until it has finished; returns how it ended. Only reads.
+
+    `check` is called at every look, and ends the showing by raising.
+    """
     with _bars(console, hidden=json_lines) as progress:
         reading = progress.add_task("Reading and storing", total=None, visible=False)
         answering = progress.add_task("Answering", total=None, start=False)
@@ -56,6 +67,7 @@ def follow(database: Database, tenant: str, job_id: str, *, console: Console, js
                     status = job_status(session, tenant, job_id)
                 if status.finished_at is not None:
                     return status
+            check()
             time.sleep(POLL_S)
 
 

@@ -1,6 +1,7 @@
 """One database: its connections, transactions, schema version and migrations."""
 
 import sqlite3
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,7 +13,8 @@ from sqlalchemy import Connection, Engine, create_engine, event, inspect, text
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, SQLAlchemyError
 from sqlalchemy.orm import Session
 
-from storage.errors import DatabaseUnavailable, SchemaError, StorageError
+from storage.errors import DatabaseRefused, DatabaseUnavailable, SchemaError, StorageError
+from storage.patience import Patience
 from storage.schema import SCHEMA_HEAD
 from storage.settings import StorageSettings
 
@@ -20,8 +22,28 @@ BUSY_TIMEOUT_S = 30
 ANSWER_TIMEOUT_S = 60  # for connecting and for each statement; a migration of large tables needs some time
 UPGRADE_LOCK = 0x706C6174  # any number that nobody else locks in this database
 SCHEMA_CODES = ("42P01", "42703")  # no such table, no such column
-# Refused or lost connections, no such database, conflicts with another transaction, out of resources, shutting down
-PASSING_CODES = ("08", "28", "3D", "40", "53", "57P")
+# Refused or lost connections, conflicts with another transaction, out of resources, shutting down
+PASSING_CODES = ("08", "40", "53", "57P")
+LOGIN_CODES = ("28", "3D")  # wrong user or password, no such database
+FULL = (
+    "The disk of the database is full or broken. Free space, or set PLATEMAKER_DATABASE_URL or PLATEMAKER_DATA_DIR to "
+    "another."
+)
+NO_FILE = (
+    "The file of the database cannot be opened or written. Give this user the right to write it and its folder, or set "
+    "PLATEMAKER_DATABASE_URL or PLATEMAKER_DATA_DIR to another."
+)
+NOT_OURS = "The file in PLATEMAKER_DATABASE_URL or PLATEMAKER_DATA_DIR is damaged or no SQLite database. Name another."
+# By what SQLite says
+REFUSALS = {
+    "database or disk is full": FULL,
+    "disk I/O error": FULL,
+    "attempt to write a readonly database": NO_FILE,
+    "unable to open database file": NO_FILE,
+    "file is not a database": NOT_OURS,
+    "database disk image is malformed": NOT_OURS,
+}
+FULL_CODE = "53100"
 Result = TypeVar("Result")
 
 
@@ -30,13 +52,21 @@ def utc_now() -> datetime:
 
 
 class Database:
-    """Short transactions on SQLite or PostgreSQL. No session stays open while a model works."""
+    """Short transactions on SQLite or PostgreSQL. No session stays open while a model works.
 
-    def __init__(self, settings: StorageSettings) -> None:
+    A transaction waits for a database that does not answer when it begins; what breaks later is its caller's.
+    Once `stopping` is set, nothing is waited for.
+    """
+
+    def __init__(self, settings: StorageSettings, *, stopping: threading.Event | None = None) -> None:
         self.description = settings.safe_database_url()
+        self._patience = Patience(settings.patience_s, stopping=stopping)
         url = settings.resolved_database_url()
         if url.startswith("sqlite"):
-            settings.data_dir.mkdir(parents=True, exist_ok=True)
+            try:
+                settings.data_dir.mkdir(parents=True, exist_ok=True)
+            except OSError as exc:
+                raise DatabaseRefused(NO_FILE) from exc
         self.engine = _sqlite_engine(url) if url.startswith("sqlite") else _server_engine(url)
 
     @contextmanager
@@ -58,8 +88,8 @@ class Database:
             try:
                 with self.writing() as session:
                     return work(session)
-            except DatabaseUnavailable:
-                if attempt == attempts - 1:
+            except DatabaseUnavailable as exc:
+                if not exc.retryable or attempt == attempts - 1:
                     raise
                 time.sleep(0.1 * 2**attempt)
         raise AssertionError("unreachable")
@@ -69,6 +99,7 @@ class Database:
         engine = self.engine.execution_options(platemaker_read_only=read_only)
         try:
             with Session(engine, expire_on_commit=False) as session:
+                self._patience.call(lambda: _begin(session))
                 yield session
         except DBAPIError as exc:
             _raise_translated(exc)
@@ -84,6 +115,8 @@ class Database:
                 if not inspect(connection).has_table("alembic_version"):
                     raise SchemaError
                 found = connection.execute(text("SELECT version_num FROM alembic_version")).scalars().all()
+        except DBAPIError as exc:
+            raise (_translation(exc) or DatabaseUnavailable()) from exc
         except SQLAlchemyError as exc:
             raise DatabaseUnavailable from exc
         if found != [SCHEMA_HEAD]:
@@ -102,6 +135,14 @@ class Database:
 
     def close(self) -> None:
         self.engine.dispose()
+
+
+def _begin(session: Session) -> None:
+    try:
+        session.connection()
+    except DBAPIError as exc:
+        session.rollback()
+        _raise_translated(exc)
 
 
 def _run_migrations(connection: Connection, revision: str) -> None:
@@ -131,6 +172,11 @@ def _translation(exc: DBAPIError) -> StorageError | None:
     message, code = str(exc.orig), _sqlstate(exc)
     if "no such table" in message or "no such column" in message or code in SCHEMA_CODES:
         return SchemaError()
+    refusal = next((sentence for said, sentence in REFUSALS.items() if said in message), None)
+    if refusal or code == FULL_CODE:
+        return DatabaseRefused(refusal or FULL)
+    if code.startswith(LOGIN_CODES):
+        return DatabaseRefused()
     if (
         isinstance(exc, (OperationalError, InterfaceError))
         or exc.connection_invalidated
@@ -165,8 +211,8 @@ def _use_wal(connection: Any) -> None:
         try:
             connection.execute("PRAGMA journal_mode=WAL")
             return
-        except sqlite3.OperationalError:
-            if time.monotonic() > deadline:
+        except sqlite3.OperationalError as exc:
+            if "locked" not in str(exc) or time.monotonic() > deadline:
                 raise
             time.sleep(0.02)
 

@@ -1,13 +1,15 @@
 """What can go wrong with what lasts.
 
 StorageError
-├── ObjectStoreError          retryable or not, by class
+├── ObjectStoreError          of one object, but for the family below
 │   ├── ObjectMissing         no object under this key
-│   ├── StoreUnavailable      retryable: refused, timed out, 5xx
-│   ├── StoreDenied           wrong keys or no permission
-│   ├── BucketMissing         the bucket in PLATEMAKER_STORE_URL does not exist
-│   ├── StoreFull             disk full, quota reached, mounted read-only
-│   └── ClockSkew             this machine's clock is off
+│   └── StoreUnusable         the whole store, whatever the object
+│       ├── StoreUnavailable  retryable: refused, timed out, 5xx
+│       ├── StoreDenied       wrong keys or no permission
+│       ├── BucketMissing     the bucket in PLATEMAKER_STORE_URL does not exist
+│       ├── WrongRegion       the bucket lies in another region
+│       ├── StoreFull         disk full, quota reached, mounted read-only
+│       └── ClockSkew         this machine's clock is off
 ├── SnapshotError
 │   ├── SnapshotMissing       never made, expired or erased
 │   ├── SnapshotInUse         somebody reads it, or open questions need it
@@ -17,8 +19,10 @@ StorageError
 ├── DocumentUnknown           no such document of this tenant
 ├── SchemaError               database schema missing or old
 ├── SettingsError             the settings file cannot be used
-└── DatabaseUnavailable       the database does not answer
+└── DatabaseUnavailable       retryable: the database does not answer
+    └── DatabaseRefused       wrong login, no such database, no permission, disk full
 
+OUTAGES are those that are nobody's fault who waits for work: it is given back, and not counted as an attempt.
 A class's docstring is its default message. Messages are safe to show: they hold keys, names and numbers,
 never credentials or document text.
 """
@@ -29,6 +33,8 @@ from typing import Any, ClassVar
 
 class StorageError(Exception):
     """The storage failed."""
+
+    retryable: ClassVar[bool] = False
 
     def __init__(self, message: str | None = None) -> None:
         super().__init__(message or " ".join((inspect.getdoc(type(self)) or "").split()))
@@ -47,8 +53,6 @@ def _restore(kind: type[StorageError], args: tuple[Any, ...], attributes: dict[s
 class ObjectStoreError(StorageError):
     """The object store refused the request."""
 
-    retryable: ClassVar[bool] = False
-
 
 class ObjectMissing(ObjectStoreError):
     """The object store has no such object."""
@@ -58,20 +62,24 @@ class ObjectMissing(ObjectStoreError):
         super().__init__(f"The object store has no object {key}.")
 
 
-class StoreUnavailable(ObjectStoreError):
+class StoreUnusable(ObjectStoreError):
+    """The object store cannot be used."""
+
+
+class StoreUnavailable(StoreUnusable):
     """The object store does not answer. Check that it runs and that PLATEMAKER_S3_ENDPOINT_URL is right."""
 
     retryable = True
 
 
-class StoreDenied(ObjectStoreError):
+class StoreDenied(StoreUnusable):
     """The object store refused these credentials.
 
     Check PLATEMAKER_S3_ACCESS_KEY_ID and PLATEMAKER_S3_SECRET_ACCESS_KEY and what they may do.
     """
 
 
-class BucketMissing(ObjectStoreError):
+class BucketMissing(StoreUnusable):
     """The bucket does not exist."""
 
     def __init__(self, bucket: str) -> None:
@@ -79,11 +87,26 @@ class BucketMissing(ObjectStoreError):
         super().__init__(f"There is no bucket {bucket}. Create it, or correct PLATEMAKER_STORE_URL.")
 
 
-class StoreFull(ObjectStoreError):
+class StoreFull(StoreUnusable):
     """The object store is full or read-only. Free space, or set PLATEMAKER_STORE_URL to another one."""
 
 
-class ClockSkew(ObjectStoreError):
+class WrongRegion(StoreUnusable):
+    """The bucket lies in another region."""
+
+    def __init__(self, region: str, *, expected: str | None) -> None:
+        self.region = region
+        self.expected = expected
+        if expected:
+            super().__init__(f"The bucket lies in {expected}, not in {region}. Set PLATEMAKER_S3_REGION to {expected}.")
+        else:
+            super().__init__(
+                "The object store sends requests to another region or address. "
+                "Correct PLATEMAKER_S3_REGION or PLATEMAKER_S3_ENDPOINT_URL."
+            )
+
+
+class ClockSkew(StoreUnusable):
     """The object store refused this machine's clock. Set the clock right (NTP) and try again."""
 
 
@@ -151,6 +174,17 @@ class SchemaError(StorageError):
 class DatabaseUnavailable(StorageError):
     """The database does not answer. Check that it runs and that PLATEMAKER_DATABASE_URL is right."""
 
+    retryable = True
+
+
+class DatabaseRefused(DatabaseUnavailable):
+    """The database refused the login, or there is none of this name. Correct PLATEMAKER_DATABASE_URL."""
+
+    retryable = False
+
 
 class SettingsError(StorageError, ValueError):
     """The settings file cannot be used."""
+
+
+OUTAGES = (StoreUnusable, DatabaseUnavailable, SchemaError)

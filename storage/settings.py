@@ -93,7 +93,7 @@ class StorageSettings(FloorSettings):
         default=None,
         description="S3 server (URL, http:// or https://). Default: Amazon's for the region.",
     )
-    s3_region: str = Field(default="us-east-1", min_length=1, description="S3 region (name).")
+    s3_region: str = Field(default="us-east-1", pattern=r"^[A-Za-z0-9_-]+$", description="S3 region (name).")
     s3_access_key_id: SecretStr | None = Field(
         default=None,
         description="S3 access key id (text). Default: boto3's own search (profile, instance role).",
@@ -101,6 +101,12 @@ class StorageSettings(FloorSettings):
     s3_secret_access_key: SecretStr | None = Field(default=None, description="S3 secret access key (text).")
     s3_max_connections: int = Field(
         default=16, ge=1, le=256, description="Connections of one process to the S3 server (count)."
+    )
+    patience_s: float = Field(
+        default=60.0,
+        ge=0,
+        description="How long an object store or database that does not answer is asked again, before the work is "
+        "given back (seconds).",
     )
     snapshot_ttl_s: float = Field(
         default=7 * 86400.0, gt=0, description="How long a snapshot is kept after its last use (seconds)."

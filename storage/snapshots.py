@@ -133,12 +133,17 @@ def note_progress(session: Session, claim: WriteClaim, done_tokens: int) -> None
     session.execute(update(SnapshotRow).where(_still_writing(claim)).values(done_tokens=done_tokens))
 
 
-def abandon_writing(session: Session, claim: WriteClaim, *, state: SnapshotState, error: str | None) -> None:
+def abandon_writing(
+    session: Session, claim: WriteClaim, *, state: SnapshotState, error: str | None, is_attempt: bool = True
+) -> None:
     """Lets the snapshot go: WRITING for the next writer at once; FAILED with the reason, and whoever asks for it
-    later starts counting attempts anew. Nothing happens to what another writer took over or this one published."""
+    later starts counting attempts anew. What was no attempt is not counted as one. Nothing happens to what another
+    writer took over or this one published."""
     values: dict[str, Any] = {"state": state, "owner": None, "lease_until": None, "error": error}
     if state == SnapshotState.FAILED:
         values["attempts"] = 0
+    elif not is_attempt:
+        values["attempts"] = SnapshotRow.attempts - 1
     session.execute(update(SnapshotRow).where(_still_writing(claim)).values(values))
 
 

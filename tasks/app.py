@@ -1,10 +1,11 @@
 """The Celery app. Importing it imports no torch; the tasks load their model when they first run."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from celery import Celery
+from celery import Celery, Task
 from kombu import Exchange, Queue
 
+from storage.errors import OUTAGES
 from tasks.queues import ALL_QUEUES, DECODE_QUEUE, PREFILL_QUEUE
 from tasks.settings import TaskSettings
 
@@ -12,6 +13,26 @@ if TYPE_CHECKING:
     from tasks.workplace import Workplace
 
 EMBEDDED_BROKER = "memory://"
+
+
+class WorkTask(Task):  # type: ignore[misc] # celery is untyped
+    """A task whose work stays in the rows when the store or the database cannot be used."""
+
+    throws = OUTAGES  # no traceback: the sentence says it
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        place = app.require_workplace()
+        try:
+            result = super().__call__(*args, **kwargs)
+        except OUTAGES as exc:
+            place.note_outage(exc)
+            raise
+        except SystemExit:
+            if place.stopping.is_set():  # an orderly way out, which Celery would take for a broken worker
+                return None
+            raise
+        place.note_work()
+        return result
 
 
 class PlatemakerApp(Celery):  # type: ignore[misc] # celery is untyped
@@ -24,7 +45,8 @@ class PlatemakerApp(Celery):  # type: ignore[misc] # celery is untyped
         return self.workplace
 
 
-app = PlatemakerApp("platemaker", include=["tasks.prefill", "tasks.decode"])
+app = PlatemakerApp("platemaker", include=["tasks.prefill", "tasks.decode"], task_cls=WorkTask)
+app.set_default()  # else a worker on a thread of its own runs the tasks as plain ones, of an app that Celery makes up
 app.conf.update(
     broker_connection_retry_on_startup=True,
     task_queues=[Queue(name, Exchange(name), routing_key=name) for name in ALL_QUEUES],

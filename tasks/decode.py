@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from sqlalchemy.orm import Session
 
@@ -10,6 +10,7 @@ from kernels.decode import Decoder, DecodeRequest, DecodeResult
 from kernels.kv import PrefixKV
 from kernels.params import GenerationParams
 from storage.database import utc_now
+from storage.errors import OUTAGES, StorageError
 from storage.items import (
     NewAnswer,
     OpenItem,
@@ -69,6 +70,10 @@ def answer_waiting(place: Workplace, row: SnapshotRow) -> bool:
             with place.database.writing() as session:
                 release_items(session, owner)
             return False
+        except OUTAGES:
+            with suppress(StorageError), place.database.writing() as session:
+                release_items(session, owner)
+            raise
         except Exception:
             # What this owner holds comes back when its lease runs out, with the attempt counted, so that
             # questions which always fail end as failed and do not come round for ever.

@@ -11,7 +11,7 @@ from kernels.kv import PrefixKV
 from kernels.prefill import Prefilled, prefill
 from storage.database import utc_now
 from storage.documents import get_text
-from storage.errors import StorageError
+from storage.errors import OUTAGES, ObjectMissing, StorageError
 from storage.fingerprint import Fingerprint
 from storage.items import fail_document_items, fail_item, queued_items
 from storage.manifest import CodecError, Manifest
@@ -70,9 +70,11 @@ def prepare_snapshot(place: Workplace, tenant: str, document_id: str) -> int | N
         except KernelError as exc:
             _give_up(place, row, claim, str(exc))
             return None
-        except BaseException:
+        except BaseException as exc:
+            # Neither an outage nor being told to stop is the document's fault.
+            is_attempt = isinstance(exc, Exception) and not isinstance(exc, OUTAGES)
             with place.database.writing() as session:
-                abandon_writing(session, claim, state=SnapshotState.WRITING, error=None)
+                abandon_writing(session, claim, state=SnapshotState.WRITING, error=None, is_attempt=is_attempt)
             raise
 
 
@@ -86,7 +88,21 @@ def _fitting_prefix(place: Workplace, tenant: str, document_id: str) -> list[int
         items = queued_items(session, tenant=tenant, document_id=document_id, model=engine.name)
     if not items:
         return None
-    ids = engine.prompter.prefix_ids(get_text(place.store, tenant, document_id))
+    try:
+        text = get_text(place.store, tenant, document_id)
+    except ObjectMissing:
+        with place.database.writing() as session:
+            fail_document_items(
+                session,
+                tenant=tenant,
+                document_id=document_id,
+                model=engine.name,
+                code="text_missing",
+                error="The text of this document is not stored any more. Submit its file again.",
+                now=utc_now(),
+            )
+        return None
+    ids = engine.prompter.prefix_ids(text)
     refused = {}
     for item in items:
         needed = len(ids) + len(engine.prompter.question_ids(item.question)) + int(item.params["max_new_tokens"])

@@ -127,4 +127,4 @@ class Upkeep:
             try:
                 self.once()
             except (StorageError, BrokerUnavailable) as exc:
-                logger.warning("upkeep failed, will try again", extra={"reason": str(exc)})
+                logger.warning("Upkeep failed and will be tried again: %s", exc)

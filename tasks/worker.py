@@ -34,6 +34,7 @@ def serve(app: PlatemakerApp, place: Workplace, pool: Pool, *, log_level: str) -
             ]
         )
     finally:
+        place.stopping.set()
         upkeep.stop()
         place.close()
 
@@ -61,6 +62,6 @@ def embedded(app: PlatemakerApp, place: Workplace) -> Iterator[None]:
     finally:
         # The rows hold everything, so the thread need not come to its end, but it must not be inside the model when
         # the interpreter goes down. A task stops between two steps and gives back what it holds.
-        upkeep.stop()
         place.stop()
+        upkeep.stop()
         place.close()

@@ -1,6 +1,8 @@
 """What every task of a process works with."""
 
+import logging
 import os
+import random
 import socket
 import threading
 import uuid
@@ -8,6 +10,7 @@ from dataclasses import dataclass, field
 
 from kernels.settings import KernelSettings
 from storage.database import Database
+from storage.errors import StorageError
 from storage.objects import ObjectStore, open_store
 from storage.retention import Lifetimes
 from storage.settings import StorageSettings
@@ -16,6 +19,7 @@ from tasks.heartbeat import Heartbeat
 from tasks.residents import ResidentKey, Residents
 from tasks.settings import TaskSettings
 
+logger = logging.getLogger(__name__)
 STOP_S = 30.0  # a chunk of a long document on a slow CPU
 
 
@@ -28,10 +32,12 @@ class Workplace:
     engine: Engine
     settings: TaskSettings
     lifetimes: Lifetimes
+    stopping: threading.Event = field(default_factory=threading.Event)
     heartbeat: Heartbeat = field(init=False)
     residents: Residents = field(init=False)
     proved: set[ResidentKey] = field(init=False, default_factory=set)  # snapshots whose probe held in this process
-    stopping: threading.Event = field(init=False, default_factory=threading.Event)
+    outage: StorageError | None = field(init=False, default=None)  # of the last task; None: it could work
+    _outages_in_a_row: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
         self.residents = Residents(self.settings.memory_cache_mb * 1_000_000)
@@ -39,7 +45,15 @@ class Workplace:
 
     @classmethod
     def open(cls, storage: StorageSettings, kernel: KernelSettings, task: TaskSettings) -> "Workplace":
-        return cls(Database(storage), open_store(storage), Engine(kernel), task, Lifetimes.of(storage))
+        stopping = threading.Event()
+        return cls(
+            Database(storage, stopping=stopping),
+            open_store(storage, stopping=stopping),
+            Engine(kernel),
+            task,
+            Lifetimes.of(storage),
+            stopping,
+        )
 
     @property
     def worker_name(self) -> str:
@@ -48,6 +62,26 @@ class Workplace:
     def new_owner(self) -> str:
         """A name for one run of one task; leases are held under it."""
         return f"{self.worker_name}:{uuid.uuid4().hex[:8]}"
+
+    def note_outage(self, exc: StorageError) -> None:
+        """Keeps the next task waiting, longer after each outage in a row: it would end the same way. What is to be
+        done stays in the rows, and upkeep sends it again."""
+        pause_s = min(self.settings.lease_s, self.settings.upkeep_s * 2**self._outages_in_a_row)
+        logger.warning("%s The work is given back and taken up again later.", exc)
+        self.outage = exc
+        self._outages_in_a_row += 1
+        self.stopping.wait(random.uniform(0.5, 1.0) * pause_s)
+
+    def note_work(self) -> None:
+        self.outage, self._outages_in_a_row = None, 0
+
+    def raise_outage(self) -> None:
+        """
+        Raises:
+            StorageError: the last task could not use the store or the database.
+        """
+        if self.outage is not None:
+            raise self.outage
 
     def leave_if_stopping(self) -> None:
         """Ends the task under way, between two steps of the model; what it holds is given back on the way out.

@@ -85,7 +85,7 @@ class SeaweedFS(LocalServer):
     def _answers(self) -> bool:
         # After a restart the port is open before objects can be read, so read one back.
         sentinel = secrets.token_bytes(16)
-        with closing(open_store(self.settings())) as store:
+        with closing(open_store(self.settings().model_copy(update={"patience_s": 0.0}))) as store:
             try:
                 store.put("platemaker-ready", sentinel)
                 is_ready = store.get("platemaker-ready") == sentinel

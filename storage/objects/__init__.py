@@ -1,23 +1,40 @@
+import threading
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from storage.objects.base import ObjectStore, StoredObject, check_key
 from storage.objects.folder import FolderStore
 from storage.objects.local_copies import LocalCopies
+from storage.objects.patient import PatientStore
+from storage.objects.probe import check_store
 from storage.settings import StorageSettings
 
-__all__ = ["FolderStore", "LocalCopies", "ObjectStore", "StoredObject", "check_key", "open_store", "without_copies"]
+__all__ = [
+    "FolderStore",
+    "LocalCopies",
+    "ObjectStore",
+    "PatientStore",
+    "StoredObject",
+    "check_key",
+    "check_store",
+    "open_store",
+    "without_copies",
+]
 
 
-def open_store(settings: StorageSettings) -> ObjectStore:
-    """The store that PLATEMAKER_STORE_URL names. A folder is made if it does not exist; a bucket is not."""
+def open_store(settings: StorageSettings, *, stopping: threading.Event | None = None) -> ObjectStore:
+    """The store that PLATEMAKER_STORE_URL names. A folder is made if it does not exist; a bucket is not.
+
+    Once `stopping` is set, a store that does not answer is not waited for.
+    """
     url = settings.resolved_store_url()
     if url.startswith("s3://"):
         # Here and not above: boto3 takes as long to import as the rest of storage together.
         from storage.objects.s3 import S3Store
 
-        return _with_copies(S3Store(settings), settings)
-    return FolderStore(Path(unquote(urlsplit(url).path) if url.startswith("file://") else url))
+        return _with_copies(PatientStore(S3Store(settings), settings.patience_s, stopping=stopping), settings)
+    folder = FolderStore(Path(unquote(urlsplit(url).path) if url.startswith("file://") else url))
+    return PatientStore(folder, settings.patience_s, stopping=stopping)
 
 
 def without_copies(store: ObjectStore) -> ObjectStore:

@@ -15,6 +15,9 @@ from storage.objects.files import read_views
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG}
 _DENIED = {errno.EACCES, errno.EPERM}
+_MAKE_WRITABLE = (
+    "Give this user the right to write there, or set PLATEMAKER_STORE_URL or PLATEMAKER_DATA_DIR to another folder."
+)
 _IN_THE_WAY = {errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENOTEMPTY}
 
 
@@ -132,10 +135,11 @@ class FolderStore:
         reason = os.strerror(exc.errno or errno.EIO)
         place = f"Folder {self._root}: {reason}."
         if exc.errno in _FULL:
-            advice = "Free space, or set PLATEMAKER_STORE_URL or PLATEMAKER_DATA_DIR to another folder."
-            raise StoreFull(f"{place} {advice}") from exc
+            advice = "Mount it writable" if exc.errno == errno.EROFS else "Free space"
+            other = "set PLATEMAKER_STORE_URL or PLATEMAKER_DATA_DIR to another folder"
+            raise StoreFull(f"{place} {advice}, or {other}.") from exc
         if exc.errno in _DENIED:
-            raise StoreDenied(f"{place} Check its owner, or set PLATEMAKER_STORE_URL to another folder.") from exc
+            raise StoreDenied(f"{place} {_MAKE_WRITABLE}") from exc
         if exc.errno in _IN_THE_WAY | {errno.ENOENT} and key and self._partial.is_dir():
             raise ObjectMissing(key) from exc
         if exc.errno in _IN_THE_WAY:

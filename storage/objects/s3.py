@@ -1,6 +1,7 @@
 import io
 import os
 import random
+import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -23,6 +24,7 @@ from storage.errors import (
     StoreDenied,
     StoreFull,
     StoreUnavailable,
+    WrongRegion,
 )
 from storage.objects.base import StoredObject, check_key, check_prefix, is_key
 from storage.settings import StorageSettings
@@ -40,6 +42,14 @@ _DENIED = {
     "InvalidAccessKeyId",
     "InvalidToken",
     "SignatureDoesNotMatch",
+}
+_ELSEWHERE = {
+    "AuthorizationHeaderMalformed",
+    "IllegalLocationConstraintException",
+    "PermanentRedirect",
+    "301",
+    "307",
+    "308",
 }
 _FULL = {"InsufficientStorage", "QuotaExceeded", "XMinioStorageFull"}
 # NoSuchUpload: a sweep, or the retry of a completion whose answer was lost. Putting again is right for both.
@@ -149,10 +159,10 @@ class S3Store:
                         yield StoredObject(key, found["Size"], found["LastModified"].astimezone(UTC))
 
     def sweep(self, older_than_s: float) -> int:
-        client = self._connection().client
         before = datetime.now(UTC) - timedelta(seconds=older_than_s)
         num_swept = 0
         with self._translated():
+            client = self._connection().client
             pages = client.get_paginator("list_multipart_uploads")
             for page in pages.paginate(Bucket=self._bucket, Prefix=self._prefix):
                 for upload in page.get("Uploads", ()):
@@ -294,6 +304,8 @@ class S3Store:
             yield
         except boto.ClientError as exc:
             raise self._meaning(exc, key) from exc
+        except RecursionError as exc:  # boto3 asks for the bucket's region, is redirected, and asks for the region
+            raise WrongRegion(self._settings.s3_region, expected=None) from exc
         except (boto.NoCredentialsError, boto.PartialCredentialsError, boto.CredentialRetrievalError) as exc:
             raise StoreDenied from exc
         except (boto.ConnectionError, boto.HTTPClientError, *_BROKEN_BODY) as exc:
@@ -315,11 +327,25 @@ class S3Store:
             return ClockSkew()
         if code in _FULL or status == 507:
             return StoreFull()
+        expected = _expected_region(exc)
+        if code in _ELSEWHERE and (expected or code != "AuthorizationHeaderMalformed"):
+            return WrongRegion(self._settings.s3_region, expected=expected)
         if code in _DENIED or status in (401, 403):
             return StoreDenied()
         if code in _TRANSIENT or status >= 500:
-            return StoreUnavailable(f"The object store answered {code} ({status}). Try again later.")
+            return StoreUnavailable(
+                f"The object store {self.describe()} answered {code} ({status}). "
+                "Look at its log and try again later, or raise PLATEMAKER_PATIENCE_S."
+            )
         return ObjectStoreError(f"The object store answered {code} ({status}).")
+
+
+def _expected_region(exc: boto.ClientError) -> str | None:
+    """Amazon says it in a header or an element of its own, some other servers only in words."""
+    error, headers = exc.response["Error"], exc.response["ResponseMetadata"].get("HTTPHeaders", {})
+    said = re.search(r"expect(?:ing|ed) '?([a-z0-9-]+)", error.get("Message") or "")
+    found = error.get("Region") or headers.get("x-amz-bucket-region") or (said and said[1])
+    return str(found) if found else None
 
 
 def _run_all(pool: ThreadPoolExecutor, work: Callable[[int], _T], starts: Iterable[int]) -> list[_T]:

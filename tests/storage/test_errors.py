@@ -12,10 +12,11 @@ from storage.errors import StorageError
 
 KINDS = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, StorageError)]
 # Caught as what their members have in common; ObjectStoreError is also raised itself.
-FAMILIES = {"StorageError", "SnapshotError"}
+FAMILIES = {"StorageError", "SnapshotError", "StoreUnusable"}
 ARGUMENTS = {
     "ObjectMissing": (("chunks/a",), {}),
     "BucketMissing": (("contracts",), {}),
+    "WrongRegion": (("us-east-1",), {"expected": "eu-west-1"}),
     "SnapshotMissing": (("7",), {}),
     "SnapshotCorrupt": (("chunks/a",), {"expected": "4 bytes", "actual": "3 bytes"}),
     "SnapshotInUse": ((7,), {}),

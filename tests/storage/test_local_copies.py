@@ -583,7 +583,7 @@ def test_only_s3_has_copies_and_old_ones_are_looked_after(s3_server: SeaweedFS, 
 
     with closing(open_store(settings)) as copied, closing(open_store(StorageSettings(data_dir=tmp_path))) as plain:
         assert isinstance(copied, LocalCopies)
-        assert isinstance(plain, FolderStore)
+        assert not isinstance(plain, LocalCopies)
         assert without_copies(plain) is plain
     with closing(open_store(settings.model_copy(update={"local_copies_mb": 0}))) as none:
         assert isinstance(none, LocalCopies) is left

@@ -209,7 +209,7 @@ def test_a_server_that_does_not_listen_is_unavailable() -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         url = f"postgresql://user:secret@127.0.0.1:{unused.getsockname()[1]}/platemaker"
-        with closing(Database(StorageSettings(database_url=SecretStr(url)))) as database:
+        with closing(Database(StorageSettings(database_url=SecretStr(url), patience_s=0))) as database:
             calls: list[Callable[[Database], None]] = [
                 Database.check_schema,
                 Database.upgrade,

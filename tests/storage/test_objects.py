@@ -46,8 +46,12 @@ def folder_store(tmp_path: Path) -> FolderStore:
 
 @pytest.fixture
 def s3_settings(s3_server: SeaweedFS) -> StorageSettings:
-    url = f"{s3_server.url}/{secrets.token_hex(8)}"
-    return s3_server.settings().model_copy(update={"store_url": url, "local_copies_mb": 0})
+    changes = {
+        "store_url": f"{s3_server.url}/{secrets.token_hex(8)}",
+        "patience_s": 0.0,
+        "local_copies_mb": 0,
+    }
+    return s3_server.settings().model_copy(update=changes)
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,9 +30,11 @@ class Installation:
     folder: Path
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
-    def command(self, *arguments: object, timeout_s: float = 180) -> subprocess.CompletedProcess[str]:
+    def command(
+        self, *arguments: object, timeout_s: float = 180, under: Sequence[str] = ()
+    ) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [PLATEMAKER, *map(str, arguments)],
+            [*under, PLATEMAKER, *map(str, arguments)],
             env={**os.environ, **self.environment},
             cwd=self.folder,
             capture_output=True,

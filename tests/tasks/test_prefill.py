@@ -8,7 +8,8 @@ from sqlalchemy import func, select
 from kernels.kv import PrefixKV
 from kernels.steps import PrefillStep
 from pipeline.submit import Submission
-from storage.jobs import job_readings, job_status
+from storage.documents import text_key
+from storage.jobs import job_readings, job_report, job_status
 from storage.schema import ChunkRow, ItemRow, ItemState, SnapshotRow, SnapshotState
 from tasks.prefill import prepare_snapshot
 from tasks.workplace import Workplace
@@ -164,3 +165,15 @@ def test_a_document_that_keeps_failing_is_set_aside(
         state = session.scalars(select(SnapshotRow.state)).one()
     assert status.items == {ItemState.FAILED: 3}
     assert state == SnapshotState.FAILED
+
+
+def test_a_document_whose_text_is_gone_says_so(place: Workplace, submit_texts: Submit) -> None:
+    submitted = submit_texts(place, TEXT)
+    document_id = document_of(place)
+    place.store.delete(text_key("default", document_id))
+
+    assert prepare_snapshot(place, "default", document_id) is None
+
+    with place.database.reading() as session:
+        rows = list(job_report(session, "default", submitted.job_id))
+    assert {row.error_code for row in rows} == {"text_missing"}
