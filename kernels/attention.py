@@ -98,6 +98,14 @@ def merge(a: Attended, b: Attended) -> Attended:
     return Attended(out, lse)
 
 
+def with_sinks(part: Attended, sinks: Tensor, tokens: int) -> Attended:
+    """The folded attention of so many tokens with one more key for each query head, whose value is zero and whose
+    scores are `sinks` [query_heads]."""
+    kv_heads = part.lse.shape[0]
+    lse = sinks.to(part.lse.dtype).view(kv_heads, 1, -1).expand(-1, tokens, -1).reshape(kv_heads, -1)
+    return merge(part, Attended(torch.zeros_like(part.out), lse))
+
+
 def fold(q: Tensor, kv_heads: int) -> Tensor:
     """[query_heads, tokens, head_dim] -> [kv_heads, tokens * group, head_dim], rows ordered by token."""
     heads, tokens, head_dim = q.shape

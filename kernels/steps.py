@@ -13,10 +13,12 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, Cache, PreTrainedModel
 
-from kernels.attention import Attended, Block, attend, fold, merge, plan_blocks, unfold
+from kernels.attention import fold, unfold, with_sinks
+from kernels.backend import pick_backend
 from kernels.kv import PrefixKV, SuffixKV, to_index
 from kernels.latent import absorb, expand, is_latent
 from kernels.recurrent import RecurrentState
+from kernels.rows import DecodeRows, PrefillRows
 
 ATTENTION_NAME = "platemaker"
 EVERYTHING = 1 << 40  # a window wider than any document
@@ -33,9 +35,10 @@ class Step(Protocol):
         """Takes the new k and v [kv_heads, tokens, head_dim] of a layer."""
 
     def attend(
-        self, layer: int, q: Tensor, *, scale: float, window: int, softcap: float | None
-    ) -> tuple[Attended, int]:
-        """Attention of q [query_heads, tokens, head_dim]: the folded result and the number of KV heads."""
+        self, layer: int, q: Tensor, *, scale: float, window: int, softcap: float | None, sinks: Tensor | None
+    ) -> Tensor:
+        """Attention of q [query_heads, tokens, head_dim]: [tokens, query_heads, v_dim]. `sinks` [query_heads] are
+        scores of one more key whose value is zero."""
 
 
 class PrefillStep:
@@ -46,24 +49,27 @@ class PrefillStep:
     def __init__(self, kv: PrefixKV, start: int, tokens: int) -> None:
         self.kv = kv
         self.start = start
+        self.stop = start + tokens
         self.positions = torch.arange(start, start + tokens)
         self.recurrent = kv.recurrent
-        self._blocks: dict[tuple[int, int, int], list[Block]] = {}
+        self._seen: PrefillRows | None = None
 
     def store(self, layer: int, k: Tensor, v: Tensor) -> None:
         self.kv.write(layer, self.start, k, v)
 
     def attend(
-        self, layer: int, q: Tensor, *, scale: float, window: int, softcap: float | None
-    ) -> tuple[Attended, int]:
+        self, layer: int, q: Tensor, *, scale: float, window: int, softcap: float | None, sinks: Tensor | None
+    ) -> Tensor:
         keys, values, base = self.kv.layer(layer)
-        kv_heads = keys.shape[0]
-        group = q.shape[0] // kv_heads
-        blocks = self._blocks.get((window, group, base))
-        if blocks is None:
-            rows = self.positions.repeat_interleave(group) - base
-            blocks = self._blocks[window, group, base] = plan_blocks(rows - window + 1, rows + 1, device=q.device)
-        return attend(fold(q, kv_heads), keys, values, blocks, scale=scale, softcap=softcap), kv_heads
+        tokens, held = self.stop - self.start, self.stop - base
+        self._seen = self._seen or PrefillRows(tokens, q.device)
+        backend = pick_backend(q.device, q.shape[-1], q.dtype)
+        part = backend.prefill(
+            self._seen, q, keys[:, :held], values[:, :held], scale=scale, window=window, softcap=softcap
+        )
+        if sinks is not None:
+            part = with_sinks(part, sinks, tokens)
+        return unfold(part.out, tokens).to(q.dtype)
 
 
 class ReplayStep(PrefillStep):
@@ -94,70 +100,38 @@ class DecodeStep:
     ) -> None:
         self.prefix = prefix
         self.suffix = suffix
-        self.num_slots = len(counts)
-        self.width = max(counts)
-        self.num_keys = max(length + count for length, count in zip(lengths, counts, strict=True))
-        self.taken = slice(first_slot, first_slot + self.num_slots)
-        slots = [slot for slot, count in enumerate(counts) for _ in range(count)]
-        offsets = [offset for count in counts for offset in range(count)]
-        local = [lengths[slot] + offset for slot, offset in zip(slots, offsets, strict=True)]
-        self.local = torch.tensor(local)
-        self.positions = self.local + prefix.length
-        self.slots = to_index(slots, device)
-        self.offsets = to_index(offsets, device)
-        self.targets = self.local.to(device)
-        stops = torch.zeros((self.num_slots, self.width), dtype=torch.int64)
-        stops[torch.tensor(slots), torch.tensor(offsets)] = self.local + 1
-        self._stops = stops
-        self._prefix_blocks: dict[tuple[int, int, int], list[Block]] = {}
-        self._suffix_blocks: dict[tuple[int, int, int], list[Block]] = {}
+        self.taken = slice(first_slot, first_slot + len(counts))
+        self._seen = DecodeRows(counts, lengths, device)
+        self.positions = self._seen.local + prefix.length
+        self._slots = to_index([first_slot + slot for slot in self._seen.slots], device)
+        self._targets = self._seen.local.to(device)
         self.rows = 1
         self.recurrent = suffix.recurrent
         if prefix.recurrent:
-            assert min(counts) == self.width, "a row is one question's"
-            self.rows = self.num_slots
+            assert min(counts) == max(counts), "a row is one question's"
+            self.rows = len(counts)
             for slot, length in enumerate(lengths, first_slot):
                 if length == 0:
                     suffix.begin(slot, prefix)
             self.recurrent = suffix.recurrent.rows(self.taken.start, self.taken.stop)
 
     def store(self, layer: int, k: Tensor, v: Tensor) -> None:
-        self.suffix.write(layer, self.slots + self.taken.start, self.targets, k, v)
+        self.suffix.write(layer, self._slots, self._targets, k, v)
 
     def attend(
-        self, layer: int, q: Tensor, *, scale: float, window: int, softcap: float | None
-    ) -> tuple[Attended, int]:
+        self, layer: int, q: Tensor, *, scale: float, window: int, softcap: float | None, sinks: Tensor | None
+    ) -> Tensor:
         keys, values, base = self.prefix.layer(layer)
-        kv_heads = keys.shape[0]
-        group = q.shape[0] // kv_heads
-        folded = fold(q, kv_heads)
-        blocks = self._prefix_blocks.get((window, group, base))
-        if blocks is None:
-            first = (self.positions - window + 1).repeat_interleave(group) - base
-            blocks = plan_blocks(first, torch.full_like(first, self.prefix.length - base), device=q.device)
-            self._prefix_blocks[window, group, base] = blocks
-        shared = attend(folded, keys, values, blocks, scale=scale, softcap=softcap)
-        return merge(shared, self._own(layer, folded, group, scale=scale, window=window, softcap=softcap)), kv_heads
-
-    def _own(
-        self, layer: int, folded: Tensor, group: int, *, scale: float, window: int, softcap: float | None
-    ) -> Attended:
-        """Attention of each token over its own slot; the rows of all slots are padded to one width for it."""
-        kv_heads, _, head_dim = folded.shape
-        packed = folded.view(kv_heads, -1, group, head_dim).transpose(0, 1)  # [tokens, kv_heads, group, head_dim]
-        padded = folded.new_zeros((self.num_slots, self.width, kv_heads, group, head_dim))
-        padded[self.slots, self.offsets] = packed
-        rows = padded.transpose(1, 2).reshape(self.num_slots * kv_heads, self.width * group, head_dim)
-        keys, values = (part[self.taken, :, : self.num_keys].flatten(0, 1) for part in self.suffix.layer(layer))
-        blocks = self._suffix_blocks.get((window, group, kv_heads))
-        if blocks is None:
-            stops = self._stops.repeat_interleave(kv_heads, 0).repeat_interleave(group, 1)
-            blocks = plan_blocks(stops - window, stops, device=folded.device)
-            self._suffix_blocks[window, group, kv_heads] = blocks
-        part = attend(rows, keys, values, blocks, scale=scale, softcap=softcap)
-        out = part.out.view(self.num_slots, kv_heads, self.width, group, -1).transpose(1, 2)[self.slots, self.offsets]
-        lse = part.lse.view(self.num_slots, kv_heads, self.width, group).transpose(1, 2)[self.slots, self.offsets]
-        return Attended(out.transpose(0, 1).flatten(1, 2), lse.transpose(0, 1).flatten(1, 2))
+        own_keys, own_values = (part[self.taken] for part in self.suffix.layer(layer))
+        held = self.prefix.length - base
+        folded = fold(q, keys.shape[0])
+        backend = pick_backend(q.device, q.shape[-1], q.dtype)
+        shared = backend.shared(
+            self._seen, folded, keys[:, :held], values[:, :held], scale=scale, window=window, softcap=softcap
+        )
+        return backend.own_and_merge(
+            self._seen, folded, own_keys, own_values, shared, scale=scale, window=window, softcap=softcap, sinks=sinks
+        )
 
 
 _running: ContextVar[Step] = ContextVar("platemaker_step")
@@ -226,17 +200,14 @@ def _attention(
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     q = _pack(query)
     latent = is_latent(module)
-    part, kv_heads = _running.get().attend(
+    out = _running.get().attend(
         _layer.get(),
         absorb(module, q) if latent else q,
         scale=scale,
         window=sliding_window or EVERYTHING,
         softcap=softcap,
+        sinks=s_aux,
     )
-    if s_aux is not None:  # attention sinks: one more key per head, whose value is zero
-        sinks = s_aux.to(part.lse.dtype).view(kv_heads, 1, -1).expand(-1, q.shape[1], -1).reshape(kv_heads, -1)
-        part = merge(part, Attended(torch.zeros_like(part.out), sinks))
-    out = unfold(part.out, q.shape[1]).to(query.dtype)
     if latent:
         out = expand(module, out)
     return out.reshape(rows, -1, *out.shape[1:]), None

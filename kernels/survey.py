@@ -4,7 +4,6 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from kernels.attention import Attended
 from kernels.errors import ModelUnsupported
 from kernels.kv import PrefixKV
 from kernels.latent import latent_layers
@@ -20,10 +19,10 @@ class _Watched(PrefillStep):
         self.windows: dict[int, int] = {}
 
     def attend(
-        self, layer: int, q: Tensor, *, scale: float, window: int, softcap: float | None
-    ) -> tuple[Attended, int]:
+        self, layer: int, q: Tensor, *, scale: float, window: int, softcap: float | None, sinks: Tensor | None
+    ) -> Tensor:
         self.windows[layer] = window
-        return super().attend(layer, q, scale=scale, window=window, softcap=softcap)
+        return super().attend(layer, q, scale=scale, window=window, softcap=softcap, sinks=sinks)
 
 
 def survey(hf: PreTrainedModel, device: torch.device, context_len: int) -> KVLayout:

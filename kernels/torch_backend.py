@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from kernels.attention import Attended, Block, attend, fold, merge, plan_blocks, unfold
+from kernels.attention import Attended, Block, attend, fold, merge, plan_blocks, unfold, with_sinks
 from kernels.flash import flash_attend
 from kernels.kv import to_index
 from kernels.rows import DecodeRows, PrefillRows
@@ -54,12 +54,10 @@ class TorchBackend:
         softcap: float | None,
         sinks: Tensor | None = None,
     ) -> Tensor:
-        kv_heads = q.shape[0]
         tokens = len(rows.slots)
         part = merge(Attended(shared.out[0], shared.lse[0]), self._own(rows, q, k, v, scale, window, softcap))
         if sinks is not None:
-            lse = sinks.to(part.lse.dtype).view(kv_heads, 1, -1).expand(-1, tokens, -1).reshape(kv_heads, -1)
-            part = merge(part, Attended(torch.zeros_like(part.out), lse))
+            part = with_sinks(part, sinks, tokens)
         return unfold(part.out, tokens).to(q.dtype)
 
     def _own(

@@ -11,9 +11,8 @@ from kernels import backend, flash
 from kernels.attention import Attended, attend, fold, plan_blocks, unfold
 from kernels.backend import AttentionBackend, largest_error, pick_backend
 from kernels.flash import flash_attend
-from kernels.kv import PrefixKV, SuffixKV
 from kernels.rows import DecodeRows, PrefillRows
-from kernels.steps import EVERYTHING, DecodeStep, PrefillStep
+from kernels.steps import EVERYTHING
 from kernels.torch_backend import TorchBackend
 
 CPU = torch.device("cpu")
@@ -32,31 +31,62 @@ def chosen(request: pytest.FixtureRequest) -> AttentionBackend:
     return TritonBackend()
 
 
+def naive(
+    q: Tensor, k: Tensor, v: Tensor, seen: Tensor, *, scale: float, softcap: float | None
+) -> tuple[Tensor, Tensor]:
+    """Attention [tokens, query_heads, v_dim] and its lse [query_heads, tokens] in float64, one softmax over all keys.
+
+    q is [query_heads, tokens, head_dim], k and v [kv_heads, keys, dim], `seen` [tokens, keys].
+    """
+    group = q.shape[0] // k.shape[0]
+    k, v = (part.double().repeat_interleave(group, 0) for part in (k, v))
+    scores = q.double() @ k.transpose(1, 2) * scale
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    scores = scores.masked_fill(~seen, float("-inf"))
+    return (scores.softmax(-1) @ v).transpose(0, 1), scores.logsumexp(-1)
+
+
 @pytest.mark.parametrize(("window", "softcap"), [(EVERYTHING, None), (40, 5.0), (3, None)])
-def test_a_backend_computes_what_the_steps_do(
+def test_a_backend_attends_to_the_document_and_to_the_own_slot(
     chosen: AttentionBackend, window: int, softcap: float | None, generator: torch.Generator
 ) -> None:
     heads, group, dim, length = 2, 3, 32, 90
-    prefix, suffix = PrefixKV(length), SuffixKV(3, 60)
-    k, v = (torch.randn((heads, length, dim), generator=generator) for _ in range(2))
-    prefix.write(0, 0, k, v)
-    prefix.length = length
     how: dict[str, Any] = {"scale": dim**-0.5, "window": window, "softcap": softcap}
+    k, v = (torch.randn((heads, length, dim), generator=generator) for _ in range(2))
+    own_k, own_v = (torch.randn((3, heads, 60, dim), generator=generator) for _ in range(2))
     counts, lengths = [4, 1, 2], [0, 33, 50]
-    suffix.keys[0], suffix.values[0] = (torch.randn((3, heads, 60, dim), generator=generator) for _ in range(2))
     q = torch.randn((heads * group, sum(counts), dim), generator=generator)
-    expected, _ = DecodeStep(prefix, suffix, counts, lengths, CPU).attend(0, q, **how)
-    chunk = torch.randn((heads * group, 30, dim), generator=generator)
-    read, _ = PrefillStep(prefix, length - 30, 30).attend(0, chunk, **how)
 
     rows, folded = DecodeRows(counts, lengths, CPU), fold(q, heads)
-    shared = chosen.shared(rows, folded, prefix.keys[0], prefix.values[0], **how)
-    found = chosen.own_and_merge(rows, folded, suffix.keys[0], suffix.values[0], shared, **how)
-    prefilled = chosen.prefill(PrefillRows(30, CPU), chunk, prefix.keys[0], prefix.values[0], **how)
+    shared = chosen.shared(rows, folded, k, v, **how)
+    found = chosen.own_and_merge(rows, folded, own_k, own_v, shared, **how)
 
-    torch.testing.assert_close(found, unfold(expected.out, sum(counts)), atol=2e-5, rtol=0)
-    torch.testing.assert_close(prefilled.out, read.out, atol=2e-5, rtol=0)
-    torch.testing.assert_close(prefilled.lse, read.lse, atol=2e-5, rtol=0)
+    for token, (slot, local) in enumerate(zip(rows.slots, rows.local.tolist(), strict=True)):
+        keys, values = torch.cat([k, own_k[slot]], 1), torch.cat([v, own_v[slot]], 1)
+        at = length + local
+        positions = torch.arange(length + 60)
+        seen = (positions <= at) & (positions > at - window)
+        expected, _ = naive(q[:, token, None], keys, values, seen[None], scale=how["scale"], softcap=softcap)
+        torch.testing.assert_close(found[token].double(), expected[0], atol=2e-5, rtol=0)
+
+
+@pytest.mark.parametrize(("window", "softcap"), [(EVERYTHING, None), (40, 5.0), (3, None)])
+def test_a_backend_reads_the_last_tokens_of_a_document(
+    chosen: AttentionBackend, window: int, softcap: float | None, generator: torch.Generator
+) -> None:
+    heads, group, dim, length, tokens = 2, 3, 32, 90, 30
+    how: dict[str, Any] = {"scale": dim**-0.5, "window": window, "softcap": softcap}
+    k, v = (torch.randn((heads, length, dim), generator=generator) for _ in range(2))
+    q = torch.randn((heads * group, tokens, dim), generator=generator)
+    positions = torch.arange(length - tokens, length)[:, None]
+    seen = (torch.arange(length) <= positions) & (torch.arange(length) > positions - window)
+
+    found = chosen.prefill(PrefillRows(tokens, CPU), q, k, v, **how)
+
+    expected, lse = naive(q, k, v, seen, scale=how["scale"], softcap=softcap)
+    torch.testing.assert_close(unfold(found.out, tokens).double(), expected, atol=2e-5, rtol=0)
+    torch.testing.assert_close(found.lse.double(), fold(lse[..., None], heads)[..., 0], atol=2e-5, rtol=0)
 
 
 def test_sinks_are_one_more_key_without_value(chosen: AttentionBackend, generator: torch.Generator) -> None:
