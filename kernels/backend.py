@@ -7,11 +7,12 @@ from functools import lru_cache
 from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from kernels.attention import Attended
 from kernels.device import cpu_is_fast_at_bf16
-from kernels.native.backend import NativeBackend
+from kernels.native import linear
+from kernels.native.backend import NativeBackend, load_library
 from kernels.rows import DecodeRows, PrefillRows
 from kernels.torch_backend import TorchBackend
 
@@ -79,6 +80,23 @@ def pick_backend(device: torch.device, head_dim: int, dtype: torch.dtype) -> Att
         log.warning("attention runs in plain torch: results of %s are off by %.2g", name, error)
         return TorchBackend()
     return fast
+
+
+def quicken_model(model: nn.Module, device: torch.device) -> None:
+    """Makes the model's linear layers quick for few rows, where that is possible and right; else they stay as they are,
+    and the log says why."""
+    if device.type != "cpu":
+        return
+    try:
+        library = load_library()
+        error = linear.largest_error(library)
+    except Exception as exc:  # as above
+        log.warning("linear layers run in plain torch: native code failed with %s: %s", type(exc).__name__, exc)
+        return
+    if not error <= TOLERANCE[torch.float32]:
+        log.warning("linear layers run in plain torch: results of native code are off by %.2g", error)
+        return
+    linear.quicken(model, library)
 
 
 def _made_for(device: torch.device, dtype: torch.dtype) -> tuple[str, Callable[[], AttentionBackend]] | None:

@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
 from kernels.architecture import check_architecture, context_len, read_config
+from kernels.backend import quicken_model
 from kernels.device import pick_device, pick_dtype, set_threads
 from kernels.errors import ChunkMismatch, ModelIncomplete, ModelMissing, ModelUnsupported
 from kernels.gguf import convert_gguf
@@ -178,6 +179,7 @@ def prepare_model(hf: PreTrainedModel, device: torch.device, context: int) -> La
     """Puts our attention into a transformers model."""
     hf = hf.to(device).eval()
     hf.set_attn_implementation(ATTENTION_NAME)
+    quicken_model(hf, device)
     return LanguageModel(hf, device, next(hf.parameters()).dtype, context)
 
 

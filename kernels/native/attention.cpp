@@ -7,7 +7,6 @@
 // NaN has to stay NaN and a row that sees no key has to come out as 0, so this is not compiled with -ffast-math, and
 // the order of operands in `at_least`, `at_most` and the maximum matters.
 
-#include <atomic>
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
@@ -16,27 +15,11 @@
 #include <new>
 #include <vector>
 
-#if defined(LANES)  // with REGISTERS and WIDER_THAN_REGISTERS, by a test
-#elif defined(__AVX512F__)
-#define LANES 16
-#define REGISTERS 32
-#elif defined(__AVX__)
-#define LANES 8
-#define REGISTERS 16
-#elif defined(__aarch64__)
-#define LANES 4
-#define REGISTERS 32
-#else
-#define LANES 4
-#define REGISTERS 16
-#endif
+#include "lanes.h"
 
 namespace {
 
-typedef int64_t i64;
-typedef float vf __attribute__((vector_size(LANES * 4)));
 typedef int32_t vi __attribute__((vector_size(LANES * 4)));
-typedef float vf_unaligned __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
 typedef int32_t vi_unaligned __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
 
 typedef float v4 __attribute__((vector_size(16)));
@@ -58,17 +41,6 @@ constexpr float INF = std::numeric_limits<float>::infinity();
 constexpr double LOG2E = 1.4426950408889634;
 constexpr double LN2 = 0.6931471805599453;
 
-// Keeps a vector in its register: compilers else load it anew for each of its products, and the loads set the pace.
-#if defined(WIDER_THAN_REGISTERS)
-#define HOLD(x) (void)(x)
-#elif defined(__x86_64__)
-#define HOLD(x) asm("" : "+v"(x))
-#elif defined(__aarch64__)
-#define HOLD(x) asm("" : "+w"(x))
-#else
-#define HOLD(x) (void)(x)
-#endif
-
 #if defined(__clang__) || __GNUC__ >= 12
 #define SHUFFLE(a, b, i, j, k, l) __builtin_shufflevector(a, b, i, j, k, l)
 #else
@@ -76,13 +48,11 @@ typedef int32_t v4i __attribute__((vector_size(16)));
 #define SHUFFLE(a, b, i, j, k, l) __builtin_shuffle(a, b, v4i{i, j, k, l})
 #endif
 
-inline vf load(const float* p) { return *reinterpret_cast<const vf_unaligned*>(p); }
 inline vf load(const bf16* p) {
     vh bits;
     std::memcpy(&bits, p, sizeof bits);
     return (vf)(__builtin_convertvector(bits, vu) << 16);
 }
-inline void store(float* p, vf x) { *reinterpret_cast<vf_unaligned*>(p) = x; }
 inline vi load(const int32_t* p) { return *reinterpret_cast<const vi_unaligned*>(p); }
 inline vf splat(float x) { return x - vf{}; }
 inline vf at_least(vf x, float low) { vf l = splat(low); return l > x ? l : x; }   // NaN stays
@@ -599,35 +569,6 @@ Found attend(const Rows& rows, const Keys& keys, const Softmax& softmax) {
         }
     }
     return found;
-}
-
-typedef void (*Parallel)(void (*)(void*), void*, unsigned, unsigned);  // GOMP_parallel
-
-// Hands out tasks in order to the threads of the process's own OpenMP. False: memory ran out.
-template <typename F>
-bool for_each_task(i64 tasks, int threads, Parallel parallel, const F& work) {
-    struct Shared {
-        const F& work;
-        i64 tasks;
-        std::atomic<i64> next{0};
-        std::atomic<bool> failed{false};
-    } shared = {work, tasks};
-    auto loop = [](void* given) {
-        Shared& shared = *static_cast<Shared*>(given);
-        for (i64 task; (task = shared.next.fetch_add(1)) < shared.tasks;) {
-            try {
-                shared.work(task);
-            } catch (const std::bad_alloc&) {
-                shared.failed = true;
-            }
-        }
-    };
-    if (threads > tasks) threads = int(tasks);
-    if (threads > 1)
-        parallel(loop, &shared, unsigned(threads), 0);
-    else
-        loop(&shared);
-    return !shared.failed;
 }
 
 template <typename F>

@@ -1,7 +1,5 @@
 """Attention of prefill and decode on a CPU by attention.cpp, in float32 inside."""
 
-from pathlib import Path
-
 import torch
 from torch import Tensor
 
@@ -27,7 +25,7 @@ class NativeBackend:
             BuildFailed: nothing can be built here.
             OSError: what was built cannot be loaded.
         """
-        self._library = library or _load(user_cache_dir() / "native")
+        self.library = library or load_library()
 
     def prefill(
         self, rows: PrefillRows, q: Tensor, k: Tensor, v: Tensor, *, scale: float, window: int, softcap: float | None
@@ -77,7 +75,7 @@ class NativeBackend:
         out = torch.empty((parts, kv_heads, rows, v_dim))
         lse = torch.empty((parts, kv_heads, rows))
         q_head, q_token, q_member = q_strides
-        self._library.attend_prefix(
+        self.library.attend_prefix(
             q=pointer(q), k=pointer(k), v=pointer(v), out=pointer(out), lse=pointer(lse), positions=pointer(positions),
             q_type=TYPES[q.dtype], kv_type=TYPES[k.dtype], kv_heads=kv_heads, group=group, tokens=tokens, keys=keys,
             dim=k.shape[2], v_dim=v_dim, q_head=q_head, q_token=q_token, q_member=q_member, k_head=k.stride(0),
@@ -108,7 +106,7 @@ class NativeBackend:
         before, lse = shared.out.contiguous(), shared.lse.contiguous()
         sinks = None if sinks is None else sinks.float().contiguous()
         q, (q_head, q_token, q_member) = _folded(q, group)
-        self._library.attend_own(
+        self.library.attend_own(
             q=pointer(q), k=pointer(k), v=pointer(v), out=pointer(out), shared=pointer(before),
             shared_lse=pointer(lse), sinks=pointer(sinks), counts=pointer(counts), lengths=pointer(lengths),
             q_type=TYPES[q.dtype], kv_type=TYPES[k.dtype], slots=len(rows.counts), kv_heads=kv_heads, group=group,
@@ -121,7 +119,14 @@ class NativeBackend:
         return out
 
 
-def _load(folder: Path) -> Library:
+def load_library() -> Library:
+    """This process's one.
+
+    Raises:
+        BuildFailed: nothing can be built here.
+        OSError: what was built cannot be loaded.
+    """
+    folder = user_cache_dir() / "native"
     path = build(folder)
     try:
         return Library(path)

@@ -8,11 +8,13 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-SOURCE = Path(__file__).with_name("attention.cpp")
+FOLDER = Path(__file__).parent
+SOURCES = tuple(FOLDER / name for name in ("attention.cpp", "linear.cpp"))
+HEADERS = (FOLDER / "lanes.h",)
 COMPILERS = ("g++", "c++", "clang++")  # clang keeps too few sums in the 16 registers of AVX2: right, but half as fast
 CPU_FLAG = "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native"
 # Not -ffast-math: NaN and infinity mean something here.
-FLAGS = ("-std=c++17", "-O3", CPU_FLAG, "-ffp-contract=fast", "-fno-math-errno", "-shared", "-fPIC")
+FLAGS = ("-std=c++17", "-O3", CPU_FLAG, "-ffp-contract=fast", "-fno-math-errno", "-shared", "-fPIC", f"-I{FOLDER}")
 TIMEOUT_S = 300
 
 
@@ -28,14 +30,14 @@ def build(folder: Path) -> Path:
         BuildFailed
     """
     compiler = _compiler()
-    library = folder / f"attention-{_key(compiler)}.so"
+    library = folder / f"native-{_key(compiler)}.so"
     if library.exists():
         return library
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         with tempfile.TemporaryDirectory(dir=folder, prefix="build-") as place:
             made = Path(place) / library.name
-            _run([*compiler, *FLAGS, str(SOURCE), "-o", str(made)])
+            _run([*compiler, *FLAGS, *map(str, SOURCES), "-o", str(made)])
             made.replace(library)
     except OSError as exc:
         raise BuildFailed(f"{folder} cannot be written: {exc}") from exc
@@ -55,7 +57,8 @@ def _compiler() -> list[str]:
 def _key(compiler: list[str]) -> str:
     """Of all that the library's code depends on."""
     digest = hashlib.sha256()
-    for part in (SOURCE.read_bytes(), " ".join([*compiler, *FLAGS]).encode(), _run([*compiler, "--version"]), _cpu()):
+    sources = [source.read_bytes() for source in (*SOURCES, *HEADERS)]
+    for part in (*sources, " ".join([*compiler, *FLAGS]).encode(), _run([*compiler, "--version"]), _cpu()):
         digest.update(len(part).to_bytes(8, "big") + part)
     return digest.hexdigest()[:32]
 

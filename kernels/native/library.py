@@ -1,6 +1,7 @@
-"""The C functions of attention.cpp, called with pointers; ctypes releases the interpreter's lock meanwhile."""
+"""The C functions of attention.cpp and linear.cpp, called with pointers; ctypes lets other threads run meanwhile."""
 
 import ctypes
+from collections.abc import Mapping
 from ctypes import POINTER, Structure, c_double, c_int, c_int64, c_void_p
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ OPENMP_NAMES = ("libgomp", "libomp", "libiomp5")  # each has GOMP_parallel
 
 
 def _fields(**kinds: str) -> list[tuple[str, Any]]:
-    """Names in the order of attention.cpp, separated by spaces, by kind."""
+    """Names in the order of the C++, separated by spaces, by kind."""
     of = {"pointers": c_void_p, "integers": c_int64, "numbers": c_double, "function": c_void_p}
     return [(name, of[kind]) for kind, names in kinds.items() for name in names.split()]
 
@@ -38,13 +39,17 @@ class OwnCall(Structure):
     )
 
 
+class LinearCall(Structure):
+    _fields_ = _fields(pointers="x w bias out", integers="rows in out_features x_row threads", function="parallel")
+
+
 class Library:
     """Raises OSError where the file is no library, AttributeError where it is not ours."""
 
     def __init__(self, path: Path) -> None:
         library = ctypes.CDLL(str(path))
-        self._prefix, self._own = library.attend_prefix, library.attend_own
-        for function, call in ((self._prefix, PrefixCall), (self._own, OwnCall)):
+        self._prefix, self._own, self._linear = library.attend_prefix, library.attend_own, library.linear
+        for function, call in ((self._prefix, PrefixCall), (self._own, OwnCall), (self._linear, LinearCall)):
             function.argtypes, function.restype = [POINTER(call)], c_int
         self._parallel = _openmp_of_torch()
 
@@ -54,7 +59,10 @@ class Library:
     def attend_own(self, **given: int | float | None) -> None:
         self._call(self._own, OwnCall, given)
 
-    def _call(self, function: Any, call: type[Structure], given: dict[str, int | float | None]) -> None:
+    def linear(self, **given: int | None) -> None:
+        self._call(self._linear, LinearCall, given)
+
+    def _call(self, function: Any, call: type[Structure], given: Mapping[str, int | float | None]) -> None:
         threads = torch.get_num_threads() if self._parallel else 1
         if function(ctypes.byref(call(**given, threads=threads, parallel=self._parallel))):
             raise MemoryError("attention on the CPU found no memory for its blocks")

@@ -141,6 +141,8 @@ class FolderStore:
         if exc.errno in _DENIED:
             raise StoreDenied(f"{place} {_MAKE_WRITABLE}") from exc
         if exc.errno in _IN_THE_WAY | {errno.ENOENT} and key and self._partial.is_dir():
+            if (self._root / key).is_file():
+                raise StoreUnavailable(f"{place} It came back just now.") from exc
             raise ObjectMissing(key) from exc
         if exc.errno in _IN_THE_WAY:
             raise ObjectStoreError(f"{place} Something else lies where an object or a folder should.") from exc

@@ -186,7 +186,7 @@ def test_no_second_openmp_comes_beside_torchs(native: NativeBackend) -> None:
 
     mapped = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines()}
     assert len([path for path in mapped if "omp" in Path(path).name and ".so" in path]) == 1
-    assert native._library._parallel is not None
+    assert native.library._parallel is not None
 
 
 def test_a_far_larger_score_takes_all_the_weight(native: NativeBackend) -> None:

@@ -52,7 +52,7 @@ def test_another_source_compiler_flag_or_cpu_is_another_library(
         names.add(build._key([compiler]))
     with monkeypatch.context() as patch:
         (tmp_path / "attention.cpp").write_text("int x;")
-        patch.setattr(build, "SOURCE", tmp_path / "attention.cpp")
+        patch.setattr(build, "SOURCES", (tmp_path / "attention.cpp", build.FOLDER / "linear.cpp"))
         names.add(build._key([compiler]))
 
     assert len(names) == 4
@@ -112,10 +112,10 @@ def test_a_library_that_computes_wrongly_is_refused(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    source = build.SOURCE.read_text()
+    source = build.SOURCES[0].read_text()
     assert source.count(right) == 1
     (tmp_path / "attention.cpp").write_text(source.replace(right, wrong))
-    monkeypatch.setattr(build, "SOURCE", tmp_path / "attention.cpp")
+    monkeypatch.setattr(build, "SOURCES", (tmp_path / "attention.cpp", build.FOLDER / "linear.cpp"))
 
     with caplog.at_level(logging.WARNING):
         found = pick_backend(CPU, 64, torch.float32)
@@ -127,7 +127,7 @@ def test_a_library_that_computes_wrongly_is_refused(
 
 def test_what_a_compiler_says_is_in_the_error(compiler: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "attention.cpp").write_text("nonsense")
-    monkeypatch.setattr(build, "SOURCE", tmp_path / "attention.cpp")
+    monkeypatch.setattr(build, "SOURCES", (tmp_path / "attention.cpp", build.FOLDER / "linear.cpp"))
 
     with pytest.raises(BuildFailed, match="nonsense"):
         build.build(tmp_path)
