@@ -14,7 +14,10 @@ LOAD_THREADS = 8
 
 
 class Receiver(Protocol):
-    """Where the parts go. `chunk` counts the entries; [start, stop) are bytes of its object."""
+    """Where the parts go. `chunk` counts the entries; [start, stop) are bytes of its object. `in_place`: the views are
+    where the bytes are to stay."""
+
+    in_place: bool
 
     def views(self, chunk: int, start: int, stop: int) -> Sequence[memoryview]:
         """Writable memory for the part, as large as it."""
@@ -35,12 +38,17 @@ def load_chunks(
     store: ObjectStore, entries: Sequence[ChunkEntry], receiver: Receiver, *, threads: int = LOAD_THREADS
 ) -> None:
     """Hands every part of every chunk to the receiver, from several threads: the first layers of all chunks first.
+    Where it does not take them in place, no more than two chunks are under way.
 
     Raises:
         SnapshotCorrupt, ObjectMissing: a chunk is not as it was published; the receiver has then got only a part.
     """
+    parts = _parts(entries)
+    if not receiver.in_place:
+        largest = max((part.stop - part.start for part in parts), default=1)
+        threads = min(threads, max(1, 2 * max((entry.size_bytes for entry in entries), default=1) // largest))
     with ThreadPoolExecutor(threads, thread_name_prefix="load") as pool:
-        reading = [pool.submit(_read, store, entries[part.chunk], part, receiver) for part in _parts(entries)]
+        reading = [pool.submit(_read, store, entries[part.chunk], part, receiver) for part in parts]
         try:
             done, _ = wait(reading, return_when=FIRST_EXCEPTION)
             for future in done:

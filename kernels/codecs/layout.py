@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, NonNegativeInt, TypeAdapter, Validat
 
 from kernels.errors import ChunkMismatch
 
-PART_BYTES = 8 << 20  # a part is as many whole layers as reach this
+PART_BYTES = 32 << 20  # a part is as many whole layers as reach this; each costs a request
 NAMES = {
     torch.float32: "F32",
     torch.float16: "F16",

@@ -24,7 +24,8 @@ class KVReceiver:
     def __init__(self, kv: PrefixKV, spans: Sequence[tuple[int, int]], *, codec: str) -> None:
         kv.arrivals = self.arrivals = Arrivals(kv.keys, len(spans))
         on_cpu = all(keys.device.type == "cpu" for keys in kv.keys.values())
-        kind = _InPlace if on_cpu and (codec == Plain.name or not kv.keys) else _Decoding
+        self.in_place = on_cpu and (codec == Plain.name or not kv.keys)
+        kind = _InPlace if self.in_place else _Decoding
         self._chunks = [kind(kv, start, stop, codec) for start, stop in spans]
 
     def views(self, chunk: int, start: int, stop: int) -> Sequence[memoryview]:

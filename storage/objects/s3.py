@@ -1,3 +1,4 @@
+import http.client
 import io
 import os
 import random
@@ -31,7 +32,6 @@ from storage.settings import StorageSettings
 
 # Larger objects travel in parts of this size, several at a time. S3 wants at least 5 MiB.
 PART_BYTES = 8 * 1024 * 1024
-_READ_BYTES = 1024 * 1024
 _READ_ATTEMPTS = 4
 _BROKEN_BODY = (boto.IncompleteReadError, boto.ReadTimeoutError, boto.ResponseStreamingError)
 _DENIED = {
@@ -68,14 +68,6 @@ class _Part(NamedTuple):
     body: StreamingBody
     version: str
     object_bytes: int
-
-
-class _Piece(NamedTuple):
-    """A view and the bytes [start, stop) of the object that it takes."""
-
-    start: int
-    stop: int
-    view: memoryview
 
 
 class _ReplacedError(Exception):
@@ -121,7 +113,7 @@ class S3Store:
                 if first is None:
                     return self.size(key)
                 with suppress(_ReplacedError):
-                    self._read_part(where, first, start, views, min(size, first.object_bytes - start))
+                    self._read_part(where, first, start, _cut(views, first.object_bytes - start))
                     return first.object_bytes
         raise StoreUnavailable(f"Object {key} was replaced again and again while it was read.")
 
@@ -252,7 +244,7 @@ class S3Store:
 
             def read_part(start: int) -> None:
                 with memory[start : start + PART_BYTES] as into:
-                    self._read_part(where, first, start, [into], into.nbytes)
+                    self._read_part(where, first, start, [into])
 
             if len(memory) > PART_BYTES:
                 _run_all(self._connection().pool, read_part, range(0, len(memory), PART_BYTES))
@@ -260,27 +252,20 @@ class S3Store:
                 read_part(0)
         return buffer.getvalue()
 
-    def _read_part(
-        self, where: dict[str, str], first: _Part, start: int, into: Sequence[memoryview], num_bytes: int
-    ) -> None:
-        """Fill `into` with the bytes from `start` on, of an object whose first part has been asked for.
-
-        boto3 retries requests but not bodies: after a break, go on behind what has come.
-        """
-        stop = start + num_bytes
-        at = start
+    def _read_part(self, where: dict[str, str], first: _Part, start: int, into: Sequence[memoryview]) -> None:
+        """Fill the views with the bytes from `start` on, of an object of which some part has been asked for. boto3
+        retries requests but not bodies."""
+        stop = start + sum(view.nbytes for view in into)
         part = first if first.start == start else None
         for attempts_left in reversed(range(_READ_ATTEMPTS)):
-            part = part or self._open_part(where, at, stop)
+            part = part or self._open_part(where, start, stop)
             if part is None:
                 raise _ReplacedError
             try:
                 with closing(part.body) as body:
                     if part.version != first.version:
                         raise _ReplacedError
-                    for piece in _pieces(into, start, stop):
-                        while at < piece.stop:
-                            at += _read_some(body, piece.view[at - piece.start :][:_READ_BYTES])
+                    _read_body(body, into)
                 return
             except _BROKEN_BODY:
                 if not attempts_left:
@@ -359,15 +344,31 @@ def _run_all(pool: ThreadPoolExecutor, work: Callable[[int], _T], starts: Iterab
         wait(futures)
 
 
-def _pieces(into: Sequence[memoryview], start: int, stop: int) -> Iterator[_Piece]:
-    for view in into:
-        end = min(start + view.nbytes, stop)
-        yield _Piece(start, end, view[: end - start])
-        start = end
+def _cut(views: Sequence[memoryview], num_bytes: int) -> list[memoryview]:
+    """The views of the first so many bytes."""
+    kept = []
+    for view in views:
+        kept.append(view[:num_bytes])
+        num_bytes -= kept[-1].nbytes
+    return kept
 
 
-def _read_some(body: StreamingBody, into: memoryview) -> int:
-    num_read: int = body.readinto(into)
-    if num_read == 0:
-        raise boto.IncompleteReadError(actual_bytes=0, expected_bytes=len(into))
-    return num_read
+def _read_body(body: StreamingBody, into: Sequence[memoryview]) -> None:
+    """Fills the views. Past urllib3, whose `readinto` reads into memory of its own and copies; its response then does
+    not notice that the connection is free again, so it is told."""
+    response: Any = getattr(body, "_raw_stream", None)
+    source: Any = getattr(response, "_fp", None)
+    is_plain = isinstance(source, http.client.HTTPResponse) and not source.chunked
+    readinto = source.readinto if is_plain else body.readinto
+    try:
+        for view in into:
+            rest = view
+            while rest.nbytes:
+                count = readinto(rest)
+                if not count:
+                    raise boto.IncompleteReadError(actual_bytes=view.nbytes - rest.nbytes, expected_bytes=view.nbytes)
+                rest = rest[count:]
+        if is_plain and source.read(1) == b"":
+            response.release_conn()
+    except (OSError, http.client.HTTPException) as exc:
+        raise boto.ResponseStreamingError(error=exc) from exc

@@ -7,7 +7,7 @@ import secrets
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
@@ -22,7 +22,9 @@ from botocore.exceptions import ConnectionClosedError, ResponseStreamingError
 from botocore.httpsession import URLLib3Session
 from botocore.response import StreamingBody
 from pydantic import SecretStr
+from urllib3.connection import HTTPConnection
 
+import storage.objects.s3
 from pipeline.local_servers import SeaweedFS
 from storage.errors import (
     BucketMissing,
@@ -506,38 +508,53 @@ def test_the_sweep_aborts_uploads_of_killed_puts(
         client.abort_multipart_upload(Bucket=s3_server.bucket, Key="of-somebody-else", UploadId=left[0]["UploadId"])
 
 
-def test_a_body_that_breaks_off_is_read_on(s3_store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_body_that_breaks_off_is_read_again(s3_store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
     data = secrets.token_bytes(40_000_000)
     s3_store.put("a", data)
-    whole_read = StreamingBody.readinto
+    read_body = storage.objects.s3._read_body
     lock = threading.Lock()
     num_reads = 0
 
-    def break_off(body: StreamingBody, into: memoryview) -> int:
+    def break_off(body: StreamingBody, into: Sequence[memoryview]) -> None:
         nonlocal num_reads
         with lock:
             num_reads += 1
-            broken = num_reads % 15 == 0
+            broken = num_reads % 3 == 0
         if broken:
+            read_body(body, [view[: view.nbytes // 2] for view in into])
             raise ResponseStreamingError(error="cut")
-        return int(whole_read(body, into))
+        read_body(body, into)
 
-    monkeypatch.setattr(StreamingBody, "readinto", break_off)
+    monkeypatch.setattr(storage.objects.s3, "_read_body", break_off)
 
     assert s3_store.get("a") == data
-    assert num_reads > 40
+    assert num_reads > 5
 
 
 def test_a_body_that_always_breaks_off_is_unavailable(s3_store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
     s3_store.put("a", b"1")
 
-    def break_off(body: StreamingBody, into: memoryview) -> int:
+    def break_off(body: StreamingBody, into: Sequence[memoryview]) -> None:
         raise ResponseStreamingError(error="cut")
 
-    monkeypatch.setattr(StreamingBody, "readinto", break_off)
+    monkeypatch.setattr(storage.objects.s3, "_read_body", break_off)
 
     with pytest.raises(StoreUnavailable):
         s3_store.get("a")
+
+
+def test_connections_are_used_again(s3_settings: StorageSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[str] = []
+    connect = HTTPConnection.connect
+    monkeypatch.setattr(HTTPConnection, "connect", lambda self: (opened.append(self.host), connect(self))[1])
+    with closing(open_store(s3_settings)) as store:
+        store.put("a", b"0123456789")
+        for start in range(8):
+            part = bytearray(2)
+            store.read_into("a", start, [memoryview(part)])
+            assert part == b"0123456789"[start : start + 2]
+
+    assert len(opened) == 1
 
 
 def test_errors_and_descriptions_hold_no_credentials(s3_settings: StorageSettings) -> None:

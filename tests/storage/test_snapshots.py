@@ -459,6 +459,7 @@ class Memory:
     def __init__(self, entries: Sequence[ChunkEntry]) -> None:
         self.contents = [bytearray(entry.size_bytes) for entry in entries]
         self.accepted: list[tuple[int, int, int]] = []
+        self.in_place = True
 
     def views(self, chunk: int, start: int, stop: int) -> list[memoryview]:
         view = memoryview(self.contents[chunk])
