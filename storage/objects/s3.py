@@ -32,6 +32,7 @@ from storage.settings import StorageSettings
 
 # Larger objects travel in parts of this size, several at a time. S3 wants at least 5 MiB.
 PART_BYTES = 8 * 1024 * 1024
+PUTS_AT_ONCE = 4
 _READ_ATTEMPTS = 4
 _BROKEN_BODY = (boto.IncompleteReadError, boto.ReadTimeoutError, boto.ResponseStreamingError)
 _DENIED = {
@@ -217,10 +218,13 @@ class S3Store:
         client, pool = self._connection()
         upload = where | {"UploadId": client.create_multipart_upload(**where)["UploadId"]}
 
+        copying = threading.Semaphore(PUTS_AT_ONCE)  # boto3 takes no view, so each part is copied
+
         def put_part(start: int) -> dict[str, Any]:
             number = start // PART_BYTES + 1
-            body = bytes(data[start : start + PART_BYTES])
-            answer = client.upload_part(**upload, PartNumber=number, Body=body)
+            with copying:
+                body = bytes(data[start : start + PART_BYTES])
+                answer = client.upload_part(**upload, PartNumber=number, Body=body)
             return {"PartNumber": number, "ETag": answer["ETag"]}
 
         is_complete = False
