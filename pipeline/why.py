@@ -11,7 +11,7 @@ from storage.documents import get_text
 from storage.fingerprint import chunk_keys, state_key
 from storage.objects import ObjectStore
 from storage.schema import SnapshotRow, SnapshotState
-from storage.snapshots import known_chunks, known_states
+from storage.snapshots import known_chunks, stored_chunks
 from tasks.engine import Engine
 
 
@@ -49,7 +49,7 @@ def why(database: Database, store: ObjectStore, engine: Engine, tenant: str, mea
         stops = engine.chunk_stops(len(ids))
         keys = chunk_keys(fingerprint.chain_root(), ids, stops)
         chunks = known_chunks(session, keys)
-        states = known_states(session, [state_key(key) for key in keys])
+        states = stored_chunks(session, [state_key(key) for key in keys])
         rate = last_prefill_rate(session, fingerprint.weights)
     nearest, differences = _nearest(rows, fingerprint.fields())
     hit = nearest is not None and not differences and nearest.state == SnapshotState.READY

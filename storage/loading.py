@@ -1,8 +1,9 @@
 """Reading the chunks of a snapshot into memory, each part proved before anything is made of it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from typing import NamedTuple, Protocol
+from functools import partial
+from typing import NamedTuple, Protocol, TypeVar
 
 import xxhash
 
@@ -11,6 +12,8 @@ from storage.manifest import ChunkEntry, verify_chunk
 from storage.objects import ObjectStore
 
 LOAD_THREADS = 8
+
+Result = TypeVar("Result")
 
 
 class Receiver(Protocol):
@@ -72,12 +75,7 @@ def _parts(entries: Sequence[ChunkEntry]) -> list[_Part]:
 
 def _read(store: ObjectStore, entry: ChunkEntry, part: _Part, receiver: Receiver) -> None:
     views = receiver.views(part.chunk, part.start, part.stop)
-    try:
-        _fill(store, entry, part, views)
-    except SnapshotCorrupt:
-        if not store.drop_copy(entry.object_key):
-            raise
-        _fill(store, entry, part, views)
+    _twice(store, entry, lambda: _fill(store, entry, part, views))
     receiver.accept(part.chunk, part.start, part.stop)
 
 
@@ -99,12 +97,20 @@ def get_chunks(store: ObjectStore, entries: Sequence[ChunkEntry]) -> Iterator[tu
         SnapshotCorrupt, ObjectMissing: of the first chunk that is not as published.
     """
     for entry in entries:
-        try:
-            data = store.get(entry.object_key)
-            verify_chunk(entry, data)
-        except SnapshotCorrupt:
-            if not store.drop_copy(entry.object_key):
-                raise
-            data = store.get(entry.object_key)
-            verify_chunk(entry, data)
-        yield entry, data
+        yield entry, _twice(store, entry, partial(_get, store, entry))
+
+
+def _get(store: ObjectStore, entry: ChunkEntry) -> bytes:
+    data = store.get(entry.object_key)
+    verify_chunk(entry, data)
+    return data
+
+
+def _twice(store: ObjectStore, entry: ChunkEntry, read: Callable[[], Result]) -> Result:
+    """Once more from the store where what came was a nearer copy, and damaged."""
+    try:
+        return read()
+    except SnapshotCorrupt:
+        if not store.drop_copy(entry.object_key):
+            raise
+        return read()

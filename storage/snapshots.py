@@ -157,7 +157,7 @@ def _still_writing(claim: WriteClaim) -> ColumnElement[bool]:
 
 def known_chunks(session: Session, keys: list[str]) -> list[ChunkRow]:
     """Rows of the leading run of `keys` that is stored; ends at the first that is not."""
-    found = {row.chunk_key: row for row in session.scalars(select(ChunkRow).where(ChunkRow.chunk_key.in_(keys)))}
+    found = stored_chunks(session, keys)
     run = []
     for key in keys:
         if key not in found:
@@ -166,8 +166,8 @@ def known_chunks(session: Session, keys: list[str]) -> list[ChunkRow]:
     return run
 
 
-def known_states(session: Session, keys: Collection[str]) -> dict[str, ChunkRow]:
-    """Those of the states that are stored."""
+def stored_chunks(session: Session, keys: Collection[str]) -> dict[str, ChunkRow]:
+    """Those of the chunks and states that are stored, by key."""
     return {row.chunk_key: row for row in session.scalars(select(ChunkRow).where(ChunkRow.chunk_key.in_(keys)))}
 
 

@@ -16,7 +16,7 @@ from storage.fingerprint import Fingerprint, chunk_keys, state_key
 from storage.loading import get_chunks
 from storage.manifest import ChunkEntry, Part, describe_chunk
 from storage.schema import ChunkRow
-from storage.snapshots import add_chunk, forget_chunk, known_chunks, known_states
+from storage.snapshots import add_chunk, forget_chunk, known_chunks, stored_chunks
 from tasks.loading import load_run, load_state
 from tasks.workplace import Workplace
 
@@ -87,7 +87,7 @@ class ChunkChain:
         """The leading chunks that are stored, and the states among them."""
         with self.place.database.reading() as session:
             rows = known_chunks(session, list(self.keys.values()))
-            state_rows = known_states(session, self.state_keys.values())
+            state_rows = stored_chunks(session, self.state_keys.values())
         spans = pairwise((0, *self.stops))
         found = [_entry(row, start, stop) for row, (start, stop) in zip(rows, spans, strict=False)]
         states = {

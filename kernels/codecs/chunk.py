@@ -6,7 +6,6 @@ one entry `platemaker` of the file's metadata, JSON with codec, dtype and the sh
 other in the file.
 """
 
-import json
 from collections.abc import Mapping
 from typing import get_args
 
@@ -20,7 +19,7 @@ from kernels.codecs.base import Codec, Kind, Raw
 from kernels.codecs.fp8 import Fp8
 from kernels.codecs.int4 import Int4
 from kernels.codecs.int8 import Int8
-from kernels.codecs.layout import METADATA_KEY, Described, lay_out, layer_of, part_stops, read_layout
+from kernels.codecs.layout import OWN_KEY, Described, lay_out, layer_of, own_metadata, part_stops, read_layout
 from kernels.codecs.none import Plain
 from kernels.codecs.shuffle_zstd import ShuffleZstd
 from kernels.errors import ChunkMismatch
@@ -28,7 +27,6 @@ from kernels.kv import PrefixKV
 
 LAYOUT = "layer-heads-tokens-dim"
 CODECS: dict[str, Codec] = {codec.name: codec for codec in (Plain(), ShuffleZstd(), Int8(), Int4(), Fp8())}
-METADATA = "platemaker"  # one entry: safetensors writes several in any order, and equal KV must give equal bytes
 MAX_TOKEN_BYTES = 16 << 20  # the largest models of today need a third of it in float32
 
 
@@ -61,7 +59,7 @@ def encode_chunk(kv: PrefixKV, start: int, stop: int, codec: str) -> bytes:
                 parts[f"{name}.{part}" if part else name] = stored
     header = Header(codec=codec, dtype=dtype, shapes=shapes)
     described = {name: Described(part.dtype, tuple(part.shape)) for name, part in parts.items()}
-    head, _ = lay_out(described, {} if codec == Plain.name or not parts else {METADATA: header.model_dump_json()})
+    head, _ = lay_out(described, {} if codec == Plain.name or not parts else {OWN_KEY: header.model_dump_json()})
     return b"".join([head, *(view for part in parts.values() for view in byte_views(part))])
 
 
@@ -135,11 +133,10 @@ def decode_layer(
 
 def _read_header(data: bytes) -> Header | None:
     """None: there is none, as in every chunk of the codec `none`."""
-    size = int.from_bytes(data[:8], "little")
+    found = own_metadata(data)
     try:
-        metadata = json.loads(data[8 : 8 + size]).get(METADATA_KEY) or {}
-        return Header.model_validate_json(metadata[METADATA]) if METADATA in metadata else None
-    except (ValueError, ValidationError) as exc:
+        return None if found is None else Header.model_validate_json(found)
+    except ValidationError as exc:
         raise ChunkMismatch("its header is damaged") from exc
 
 

@@ -24,6 +24,7 @@ NAMES = {
 }
 DTYPES = {name: dtype for dtype, name in NAMES.items()}
 METADATA_KEY = "__metadata__"
+OWN_KEY = "platemaker"  # one entry: safetensors writes several in any order, and equal tensors must give equal bytes
 
 
 class Described(NamedTuple):
@@ -103,6 +104,21 @@ def read_layout(data: memoryview) -> dict[str, Placed]:
         placed[name] = Placed(described, 8 + size + at, 8 + size + entry.data_offsets[1])
         at = entry.data_offsets[1]
     return placed
+
+
+def own_metadata(data: bytes) -> str | None:
+    """What the file that begins with `data` says of itself in its one entry of metadata; None: it has none.
+
+    Raises:
+        ChunkMismatch: its header is damaged.
+    """
+    size = int.from_bytes(data[:8], "little")
+    try:
+        metadata = json.loads(data[8 : 8 + size]).get(METADATA_KEY) or {}
+        found: str | None = metadata.get(OWN_KEY)
+    except (ValueError, AttributeError) as exc:
+        raise ChunkMismatch("its header is damaged") from exc
+    return found
 
 
 def layer_of(name: str) -> int:

@@ -3,16 +3,13 @@
 Its tensors are those of `PrefixKV.state`; one metadata entry `platemaker` holds the number of tokens they stand behind.
 """
 
-import json
-
 from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
+from kernels.codecs.layout import OWN_KEY, own_metadata
 from kernels.errors import ChunkMismatch
 from kernels.kv import PrefixKV
-
-METADATA = "platemaker"  # one entry: safetensors writes several in any order, and equal states must give equal bytes
 
 
 class StateHeader(BaseModel):
@@ -24,7 +21,7 @@ class StateHeader(BaseModel):
 def encode_state(kv: PrefixKV) -> bytes:
     """The state behind `kv.length` tokens; equal states give equal bytes. Without tensors for a model that has none."""
     tensors = {name: tensor.cpu() for name, tensor in kv.state().items()}
-    data: bytes = save(tensors, {METADATA: StateHeader(length=kv.length).model_dump_json()})
+    data: bytes = save(tensors, {OWN_KEY: StateHeader(length=kv.length).model_dump_json()})
     return data
 
 
@@ -45,8 +42,7 @@ def decode_state(data: bytes, kv: PrefixKV, length: int, *, device: str) -> None
 
 
 def _read_header(data: bytes) -> StateHeader:
-    size = int.from_bytes(data[:8], "little")
     try:
-        return StateHeader.model_validate_json(json.loads(data[8 : 8 + size])["__metadata__"][METADATA])
-    except (ValueError, KeyError, TypeError, ValidationError) as exc:
+        return StateHeader.model_validate_json(own_metadata(data) or "")
+    except ValidationError as exc:
         raise ChunkMismatch("the header of its state is damaged") from exc

@@ -13,7 +13,8 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from kernels.codecs import CODECS, decode_chunk, encode_chunk
-from kernels.codecs.chunk import METADATA, Header
+from kernels.codecs.chunk import Header
+from kernels.codecs.layout import OWN_KEY
 from kernels.errors import ChunkMismatch, NonFiniteKV
 from kernels.kv import PrefixKV
 from kernels.settings import CodecName
@@ -60,12 +61,12 @@ def rebuild(data: bytes, change: Callable[[dict[str, Tensor]], None], header: He
     """The chunk with other parts, and with another header if one is given."""
     parts = load(data)
     change(parts)
-    return bytes(save(parts, {METADATA: (header or header_of(data)).model_dump_json()}))
+    return bytes(save(parts, {OWN_KEY: (header or header_of(data)).model_dump_json()}))
 
 
 def header_of(data: bytes) -> Header:
     size = int.from_bytes(data[:8], "little")
-    return Header.model_validate_json(json.loads(data[8 : 8 + size])["__metadata__"][METADATA])
+    return Header.model_validate_json(json.loads(data[8 : 8 + size])["__metadata__"][OWN_KEY])
 
 
 def error(found: Tensor, right: Tensor) -> float:
@@ -315,7 +316,7 @@ def test_a_damaged_chunk_is_refused_or_has_the_right_shape(codec: str, data: st.
 def bomb(claimed: tuple[int, int, int], frame: bytes) -> bytes:
     header = Header(codec="shuffle-zstd", dtype="float32", shapes={"k.0": claimed, "v.0": claimed})
     part = torch.frombuffer(bytearray(frame), dtype=torch.uint8)
-    return bytes(save({"k.0.zstd": part, "v.0.zstd": part.clone()}, {METADATA: header.model_dump_json()}))
+    return bytes(save({"k.0.zstd": part, "v.0.zstd": part.clone()}, {OWN_KEY: header.model_dump_json()}))
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,8 @@ from safetensors.torch import load, save
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from kernels.codecs.state import METADATA, decode_state, encode_state
+from kernels.codecs.layout import OWN_KEY
+from kernels.codecs.state import decode_state, encode_state
 from kernels.decode import Decoder, DecodeRequest
 from kernels.errors import ChunkMismatch
 from kernels.fidelity import measure_loss
@@ -222,7 +223,7 @@ def test_a_state_that_does_not_fit_is_refused_whole(
         tensors[part] = tensors[part].to(torch.float16)
     else:
         length -= 1
-    data = save(tensors, {METADATA: '{"length":150}'})
+    data = save(tensors, {OWN_KEY: '{"length":150}'})
     loaded = model.new_kv(150)
 
     with pytest.raises(ChunkMismatch):
@@ -239,9 +240,9 @@ def test_a_state_that_does_not_fit_is_refused_whole(
         b"",
         b"nothing",
         save({}),
-        save({}, {METADATA: "{}"}),
-        save({}, {METADATA: "["}),
-        save({}, {METADATA: '{"length":0}'}),
+        save({}, {OWN_KEY: "{}"}),
+        save({}, {OWN_KEY: "["}),
+        save({}, {OWN_KEY: '{"length":0}'}),
     ],
 )
 def test_what_is_no_state_is_refused(data: bytes, load_family: Callable[[str], LanguageModel]) -> None:
