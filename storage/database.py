@@ -17,6 +17,7 @@ from storage.errors import DatabaseRefused, DatabaseUnavailable, SchemaError, St
 from storage.patience import Patience
 from storage.schema import SCHEMA_HEAD
 from storage.settings import StorageSettings
+from storage.tls import database_address
 
 BUSY_TIMEOUT_S = 30
 ANSWER_TIMEOUT_S = 60  # for connecting and for each statement; a migration of large tables needs some time
@@ -34,8 +35,13 @@ NO_FILE = (
     "PLATEMAKER_DATABASE_URL or PLATEMAKER_DATA_DIR to another."
 )
 NOT_OURS = "The file in PLATEMAKER_DATABASE_URL or PLATEMAKER_DATA_DIR is damaged or no SQLite database. Name another."
-# By what SQLite says
+NOT_TRUSTED = (
+    "The certificate of the database cannot be trusted. Set PLATEMAKER_TLS_CA_FILE to its authority's, and use the name "
+    "that the certificate was made for in PLATEMAKER_DATABASE_URL."
+)
+# By what SQLite and TLS say
 REFUSALS = {
+    "CERTIFICATE_VERIFY_FAILED": NOT_TRUSTED,
     "database or disk is full": FULL,
     "disk I/O error": FULL,
     "attempt to write a readonly database": NO_FILE,
@@ -67,7 +73,7 @@ class Database:
                 settings.data_dir.mkdir(parents=True, exist_ok=True)
             except OSError as exc:
                 raise DatabaseRefused(NO_FILE) from exc
-        self.engine = _sqlite_engine(url) if url.startswith("sqlite") else _server_engine(url)
+        self.engine = _sqlite_engine(url) if url.startswith("sqlite") else _server_engine(url, settings.tls_ca_file)
 
     @contextmanager
     def reading(self) -> Iterator[Session]:
@@ -192,14 +198,16 @@ def _sqlstate(exc: DBAPIError) -> str:
     return str(details.get("C", "")) if isinstance(details, dict) else ""
 
 
-def _server_engine(url: str) -> Engine:
+def _server_engine(url: str, ca_file: Path | None) -> Engine:
+    address = database_address(url, ca_file)
+    encryption = {} if address.encryption is None else {"ssl_context": address.encryption}
     # Parameters are hidden because errors are logged, and they hold questions and answers.
     return create_engine(
-        url,
+        address.url,
         pool_pre_ping=True,
         pool_size=5,
         max_overflow=10,
-        connect_args={"timeout": ANSWER_TIMEOUT_S},
+        connect_args={"timeout": ANSWER_TIMEOUT_S, **encryption},
         hide_parameters=True,
     )
 

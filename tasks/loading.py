@@ -1,6 +1,7 @@
 """From a snapshot's row to its KV on the device: memory first, then the store; nothing is used unproved."""
 
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from storage.manifest import ChunkEntry, Manifest
 from storage.schema import SnapshotRow
 from storage.snapshots import get_manifest, note_used
 from tasks.errors import PromptChanged
+from tasks.metrics import MEMORY_HITS, MEMORY_QUERIES, note_load
 from tasks.residents import ResidentKey
 from tasks.workplace import Workplace
 
@@ -84,7 +86,9 @@ def loaded(place: Workplace, row: SnapshotRow) -> Iterator[LoadedPrefix]:
         SnapshotCorrupt, ObjectMissing, ChunkMismatch: it is not what was published.
     """
     kept = place.residents.get(resident_key(row))
+    MEMORY_QUERIES.inc()
     if kept is not None:
+        MEMORY_HITS.inc()
         yield LoadedPrefix(place, row, kept, None)
         return
     manifest = get_manifest(place.store, row)
@@ -101,8 +105,11 @@ def loaded(place: Workplace, row: SnapshotRow) -> Iterator[LoadedPrefix]:
     prefix = LoadedPrefix(place, row, kv, manifest)
 
     def load() -> None:
+        began = time.perf_counter()
         try:
             load_chunks(place.store, manifest.chunks, receiver)
+            size_bytes = sum(entry.size_bytes for entry in manifest.chunks)
+            note_load(manifest.codec, size_bytes, time.perf_counter() - began)
         except BaseException as exc:
             prefix._errors.append(exc)
             receiver.arrivals.fail(exc)
