@@ -66,7 +66,7 @@ def overview(session: Session, *, now: datetime, workers_seen_after: datetime) -
             ).one(),
             "reading": session.scalars(select(func.count()).where(SnapshotLeaseRow.expires_at >= now)).one(),
         },
-        workers={pool: count for pool, count in workers},
+        workers={str(pool): int(count) for pool, count in workers},
     )
 
 

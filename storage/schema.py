@@ -5,7 +5,7 @@ Every query is bound to a tenant where the table has one. Times are aware UTC in
 
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Any
+from typing import Any, ClassVar
 
 from sqlalchemy import (
     JSON,
@@ -87,13 +87,13 @@ class PlainText(TypeDecorator[str]):
 
 class Base(DeclarativeBase):
     metadata = MetaData(naming_convention=NAMES)
-    type_annotation_map = {
+    type_annotation_map: ClassVar[dict[Any, Any]] = {
         datetime: UtcDateTime,
         dict[str, Any]: JSON,
         list[int]: JSON,
         list[str]: JSON,
         str: String(255),
-    }  # SQLAlchemy's own name
+    }
 
 
 BigId = BigInteger().with_variant(Integer, "sqlite")  # SQLite numbers only INTEGER keys by itself

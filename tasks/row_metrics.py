@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 
 from celery import Celery
 from prometheus_client import CollectorRegistry
@@ -38,18 +39,13 @@ class RowCollector(Collector):
     def _ask(self) -> Iterator[Metric]:
         up = GaugeMetricFamily("platemaker_exporter_up", "Whether it could be read from.", labels=["source"])
         rows: Overview | None = None
-        try:
-            with self._database.reading() as session:
-                now = utc_now()
-                rows = overview(session, now=now, workers_seen_after=alive_since(now, self._lease_s))
-        except StorageError:
-            pass
+        with suppress(StorageError), self._database.reading() as session:
+            now = utc_now()
+            rows = overview(session, now=now, workers_seen_after=alive_since(now, self._lease_s))
         up.add_metric(["database"], rows is not None)
         depths: dict[str, int] | None = None
-        try:
+        with suppress(BrokerUnavailable):
             depths = queue_depths(self._app)
-        except BrokerUnavailable:
-            pass
         up.add_metric(["broker"], depths is not None)
         yield up
         if depths is not None:

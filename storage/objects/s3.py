@@ -302,7 +302,8 @@ class S3Store:
         except (boto.ConnectionError, boto.HTTPClientError, *_BROKEN_BODY) as exc:
             if "CERTIFICATE_VERIFY_FAILED" in str(exc):
                 raise StoreUnusable(
-                    "The certificate of the object store cannot be trusted. Set PLATEMAKER_TLS_CA_FILE to its authority's."
+                    "The certificate of the object store cannot be trusted. "
+                    "Set PLATEMAKER_TLS_CA_FILE to its authority's."
                 ) from exc
             raise StoreUnavailable(
                 f"The object store {self.describe()} does not answer. "
