@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from pipeline.commands import installation, jobs, snapshots
+from pipeline.commands import installation, jobs, operations, snapshots
 from pipeline.commands.run import run
 from pipeline.commands.submit import submit
 from pipeline.commands.worker import worker
@@ -103,6 +103,10 @@ for command in (
     jobs.answers,
     jobs.cancel,
     worker,
+    operations.up,
+    operations.down,
+    operations.flower,
+    operations.exporter,
     installation.doctor,
     snapshots.sweep,
     snapshots.forget,

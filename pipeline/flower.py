@@ -6,10 +6,12 @@ import logging
 import secrets
 import signal
 import sys
+from contextlib import suppress
 from types import FrameType
 from typing import Any
 
 from celery import Celery
+from celery.events.state import Task as TaskSeen
 from rich.console import Console
 
 from pipeline.errors import PipelineError
@@ -17,7 +19,8 @@ from pipeline.settings import PipelineSettings
 from tasks.app import broker_settings
 from tasks.settings import TaskSettings
 
-COLUMNS = "name,state,result,args,received,started,runtime,worker,uuid"
+COLUMNS = "name,state,result,received,runtime,worker,uuid,args"
+PROGRESS = ("document_id", "tokens", "snapshot", "batch")  # what `tasks.progress` sends
 INSPECT_TIMEOUT_MS = 10_000.0
 PURGE_OFFLINE_S = 60
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -51,9 +54,11 @@ def serve_flower(task: TaskSettings, settings: PipelineSettings, console: Consol
         "purge_offline_workers": PURGE_OFFLINE_S,
         "tasks_columns": COLUMNS,
         "format_task": describe,
+        "read_only": True,
     }.items():
         setattr(options, name, value)
     extract_settings()
+    _know_progress()
     # Not the workers' app: Flower would import its tasks, and with them torch.
     app = Celery("platemaker", set_as_current=False)
     app.conf.update(**broker_settings(task), accept_content=["json"], enable_utc=True, timezone="UTC")
@@ -70,15 +75,20 @@ def serve_flower(task: TaskSettings, settings: PipelineSettings, console: Consol
             style="yellow",
             highlight=False,
         )
-    try:
+    with suppress(KeyboardInterrupt, SystemExit):
         flower.start()
-    except (KeyboardInterrupt, SystemExit):
-        pass
+
+
+def _know_progress() -> None:
+    """Flower copies tasks by the fields that Celery's events have; others would be lost."""
+    for name in PROGRESS:
+        setattr(TaskSeen, name, None)
+    TaskSeen._fields = (*TaskSeen._fields, *PROGRESS)
 
 
 def describe(task: Any) -> Any:
     """Puts what the task told on its way into the column of results, which it has none of."""
-    told = {name: getattr(task, name, None) for name in ("document_id", "snapshot", "tokens", "batch")}
+    told = {name: getattr(task, name, None) for name in PROGRESS}
     parts = []
     if told["document_id"]:
         parts.append(f"document {str(told['document_id'])[:12]}")
@@ -97,7 +107,7 @@ def _login(settings: PipelineSettings, console: Console) -> str:
         return settings.flower_auth.get_secret_value()
     made = f"platemaker:{secrets.token_urlsafe(12)}"
     console.print(
-        f"Log in as platemaker with {made.partition(':')[2]} (made for this run; PLATEMAKER_FLOWER_AUTH sets your own).",
+        f"Log in as platemaker with {made.partition(':')[2]} (for this run; PLATEMAKER_FLOWER_AUTH sets your own).",
         highlight=False,
     )
     return made

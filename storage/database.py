@@ -36,8 +36,8 @@ NO_FILE = (
 )
 NOT_OURS = "The file in PLATEMAKER_DATABASE_URL or PLATEMAKER_DATA_DIR is damaged or no SQLite database. Name another."
 NOT_TRUSTED = (
-    "The certificate of the database cannot be trusted. Set PLATEMAKER_TLS_CA_FILE to its authority's, and name the host "
-    "in PLATEMAKER_DATABASE_URL as the certificate does."
+    "The certificate of the database cannot be trusted. Set PLATEMAKER_TLS_CA_FILE to its authority's, and name the "
+    "host in PLATEMAKER_DATABASE_URL as the certificate does."
 )
 # By what SQLite and TLS say
 REFUSALS = {

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from celery import Celery, Task
 from kombu import Exchange, Queue
 
-from storage.errors import OUTAGES
+from storage.errors import OUTAGES, SnapshotMissing
 from tasks.messages import MessageRefused, check_arguments, note_refused
 from tasks.queues import ALL_QUEUES, DECODE_QUEUE, PREFILL_QUEUE
 from tasks.settings import TaskSettings
@@ -20,7 +20,7 @@ EMBEDDED_BROKER = "memory://"
 class WorkTask(Task):  # type: ignore[misc] # celery is untyped
     """A task whose work stays in the rows when the store or the database cannot be used."""
 
-    throws = OUTAGES  # no traceback: the sentence says it
+    throws = (*OUTAGES, SnapshotMissing)  # no traceback: the sentence says it
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         place = app.require_workplace()
@@ -85,7 +85,12 @@ def configure(settings: TaskSettings) -> PlatemakerApp:
 def broker_settings(settings: TaskSettings) -> dict[str, Any]:
     """Celery's settings of the broker. They hold its password."""
     if settings.broker_url is None:
-        return {"broker_url": EMBEDDED_BROKER, "broker_transport_options": {"polling_interval": 0.02}}
+        return {
+            "broker_url": EMBEDDED_BROKER,
+            "broker_transport": None,
+            "broker_transport_options": {"polling_interval": 0.02},
+            "broker_use_ssl": None,
+        }
     url = settings.broker_url.get_secret_value()
     options = {"queue_order_strategy": "priority", "visibility_timeout": settings.visibility_timeout_s}
     encryption: dict[str, Any] | None = None
@@ -93,4 +98,9 @@ def broker_settings(settings: TaskSettings) -> dict[str, Any]:
         encryption = {"ssl_cert_reqs": ssl.CERT_REQUIRED, "ssl_check_hostname": True}
         if settings.tls_ca_file is not None:
             encryption["ssl_ca_certs"] = str(settings.tls_ca_file)
-    return {"broker_url": url, "broker_transport_options": options, "broker_use_ssl": encryption}
+    return {
+        "broker_url": url,
+        "broker_transport": "tasks.messages:StrictTransport",
+        "broker_transport_options": options,
+        "broker_use_ssl": encryption,
+    }

@@ -14,8 +14,8 @@ class TaskError(Exception):
 
 
 class BrokerUnavailable(TaskError):
-    """The broker does not answer. Check that it runs and that PLATEMAKER_BROKER_URL is right, and, where it is encrypted,
-    PLATEMAKER_TLS_CA_FILE."""
+    """The broker does not answer. Check that it runs and that PLATEMAKER_BROKER_URL is right, and
+    PLATEMAKER_TLS_CA_FILE, where it is encrypted."""
 
     def __init__(self) -> None:
         super().__init__(" ".join((self.__doc__ or "").split()))

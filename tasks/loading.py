@@ -20,6 +20,7 @@ from storage.schema import SnapshotRow
 from storage.snapshots import get_manifest, note_used
 from tasks.errors import PromptChanged
 from tasks.metrics import MEMORY_HITS, MEMORY_QUERIES, note_load
+from tasks.progress import send_progress
 from tasks.residents import ResidentKey
 from tasks.workplace import Workplace
 
@@ -89,8 +90,10 @@ def loaded(place: Workplace, row: SnapshotRow) -> Iterator[LoadedPrefix]:
     MEMORY_QUERIES.inc()
     if kept is not None:
         MEMORY_HITS.inc()
+        send_progress(document_id=row.document_id, tokens=row.num_tokens, snapshot="in memory")
         yield LoadedPrefix(place, row, kept, None)
         return
+    send_progress(document_id=row.document_id, tokens=row.num_tokens, snapshot="loaded")
     manifest = get_manifest(place.store, row)
     if manifest.num_tokens != row.num_tokens:
         raise SnapshotCorrupt(row.fingerprint, expected=f"{row.num_tokens} tokens", actual=f"{manifest.num_tokens}")

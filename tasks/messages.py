@@ -2,9 +2,11 @@
 
 import inspect
 import logging
+from collections.abc import Callable
 from typing import Any
 
 from celery.worker.consumer import Consumer
+from kombu.transport.redis import Channel, Transport
 
 from tasks.metrics import REFUSED
 
@@ -44,7 +46,27 @@ def note_refused(reason: str, detail: str) -> None:
 
 
 class StrictConsumer(Consumer):  # type: ignore[misc] # celery is untyped
-    """Celery's own would print the whole message and a traceback."""
+    """Celery's own prints the whole message and a traceback for some that it cannot read; by others it is ended, and
+    they then end the next worker."""
+
+    def create_task_handler(self, **options: Any) -> Callable[[Any], None]:
+        handle = super().create_task_handler(**options)
+        lost = (*self.connection_errors, *self.channel_errors)
+
+        def check_and_handle(message: Any) -> None:
+            try:
+                if "task" in message.headers:
+                    args, kwargs, _ = message.decode()
+                    has_id = isinstance(message.headers.get("id"), str)
+                    if not has_id or not isinstance(args, list) or not isinstance(kwargs, dict):
+                        raise MessageRefused
+                handle(message)
+            except lost:
+                raise
+            except Exception:
+                self._refuse(message, "invalid", "it is not made as a task's message is")
+
+        return check_and_handle
 
     def on_unknown_message(self, body: Any, message: Any) -> None:
         self._refuse(message, "not_a_task", "it is no task of Celery's")
@@ -61,3 +83,18 @@ class StrictConsumer(Consumer):  # type: ignore[misc] # celery is untyped
     def _refuse(self, message: Any, reason: str, detail: str) -> None:
         note_refused(reason, detail)
         message.ack_log_error(logger, self.connection_errors)
+
+
+class StrictChannel(Channel):  # type: ignore[misc] # kombu is untyped
+    """Kombu's own ends the worker when an entry of a queue is no message at all."""
+
+    def _brpop_read(self, **options: Any) -> Any:
+        try:
+            return super()._brpop_read(**options)
+        except (ValueError, KeyError, TypeError, AttributeError):
+            note_refused("not_a_message", "an entry of the queue is no message")
+            return None
+
+
+class StrictTransport(Transport):  # type: ignore[misc] # kombu is untyped
+    Channel = StrictChannel

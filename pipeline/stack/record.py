@@ -37,7 +37,7 @@ class RunningProcess(NamedTuple):
     def is_alive(self) -> bool:
         try:
             process = psutil.Process(self.pid)
-            return process.create_time() == self.created and process.status() != psutil.STATUS_ZOMBIE
+            return bool(process.create_time() == self.created) and process.status() != psutil.STATUS_ZOMBIE
         except psutil.NoSuchProcess:
             return False
 
@@ -65,6 +65,8 @@ class Record:
             AlreadyUp: another one holds it.
         """
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if os.geteuid() == 0:
+            self.folder.chmod(0o711)  # PostgreSQL then runs as another user; what lies here is closed itself
         with (self.folder / "lock").open("a") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -103,11 +105,13 @@ class Record:
             raise NotUp
         return self.settings_file.read_text()
 
-    def end_leftovers(self) -> list[RunningProcess]:
-        """Ends what an `up` that was killed has left running; returns it."""
+    def end_leftovers(self) -> int | None:
+        """Ends what an `up` that was killed has left running; returns how many that were. None: it was not killed."""
+        if not self.read():
+            return None
         left = [process for process in self.read() if process.is_alive]
         _end(left)
-        return left
+        return len(left)
 
     def take_down(self, patience_s: float) -> int:
         """Asks the running `up` to stop and waits for it; ends what is left after that. Returns how many ran.
@@ -117,6 +121,7 @@ class Record:
         """
         running = [process for process in self.read() if process.is_alive]
         if not running:
+            self.clear()
             raise NotUp
         if running[0] == self.read()[0]:
             running[0].send(signal.SIGTERM)

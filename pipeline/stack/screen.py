@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import typer
@@ -150,14 +149,10 @@ class _Lines:
 
 
 def draw(stack: Stack, load: Load) -> Panel:
-    table = Table(box=None, pad_edge=False, expand=True, header_style="dim")
+    table = Table(box=None, pad_edge=False, header_style="dim")
     for title in ("what", "state", "where", "process", "up for", "restarts", "log"):
-        justify = "right" if title in ("process", "restarts", "up for") else "left"
-        table.add_column(title, justify=justify, no_wrap=True, overflow="ellipsis")  # type: ignore[arg-type] # a Literal
-    home = Path.home()
+        table.add_column(title, no_wrap=True, justify="right" if title in ("process", "restarts", "up for") else "left")
     for member in stack.members:
-        log = member.server.log
-        shown = f"~/{log.relative_to(home)}" if log.is_relative_to(home) else str(log)
         running = member.state in (State.STARTING, State.READY)
         table.add_row(
             Text(member.name, style="bold"),
@@ -166,7 +161,7 @@ def draw(stack: Stack, load: Load) -> Panel:
             str(member.pid or ""),
             _clock(time.monotonic() - member.launched_at) if running else "",
             Text(str(member.restarts or ""), style="red"),
-            Text(shown, style="dim"),
+            Text(str(member.server.log.relative_to(stack.folder)), style="dim"),
         )
     parts: list[Any] = [table]
     for member in stack.members:
@@ -200,7 +195,8 @@ def _help(stack: Stack) -> Text:
     flower = next((member for member in stack.programs if member.name == "flower"), None)
     if flower is not None:
         text.append("Flower    ").append(f"{flower.address}  user platemaker, password: ", style="none")
-        text.append(f"cat {stack.folder / 'flower-password'}\n", style="none")
+        text.append("in the file flower-password\n", style="none")
+    text.append("Folder    ").append(f"{stack.folder}\n", style="none")
     text.append("Use it    ").append('eval "$(platemaker up --print-env)"', style="bold not dim")
     text.append("  in another terminal; then platemaker submit …\n")
     text.append("Stop      ").append("Ctrl-C", style="bold not dim").append(" here, or ")
@@ -211,8 +207,8 @@ def _state_text(member: Member) -> str:
     if member.state != State.CRASHED:
         return member.state.value
     code = member.exit_code or 0
-    how = f"killed by signal {-code}" if code < 0 else f"ended with {code}"
-    return f"{how}; again in {member.waits_s:.0f} s"
+    how = f"signal {-code}" if code < 0 else f"exit {code}"
+    return f"{how}, again in {member.waits_s:.0f} s"
 
 
 def _clock(seconds: float) -> str:

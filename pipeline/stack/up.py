@@ -63,7 +63,7 @@ def run_stack(
 ) -> None:
     """Returns when it was asked to stop (Ctrl-C or SIGTERM) and everything has ended.
 
-    `on_step` is told what is being done; `showing` wraps the time in between, and what it gives is called at every look.
+    `on_step` is told what is being done; `showing` wraps the time in between, and what it gives is called now and then.
 
     Raises:
         AlreadyUp: one is running in this folder.
@@ -73,8 +73,8 @@ def run_stack(
     stack = Stack(folder)
     with record.held(), _told_to_stop() as told:
         left = record.end_leftovers()
-        if left:
-            on_step(f"An earlier `platemaker up` was killed; ended {len(left)} processes that it had left running")
+        if left is not None:
+            on_step(f"The last `platemaker up` was killed; of its processes {left} still ran and were ended now")
         try:
             with ExitStack() as servers:
                 _start_servers(stack, size, record, servers, on_step)
@@ -153,7 +153,8 @@ def _launch_programs(stack: Stack, size: StackSize) -> None:
 def _watch(stack: Stack, record: Record, told: threading.Event, show: Callable[[], None]) -> None:
     record.write(_everything(stack))
     while not told.wait(LOOK_S):
-        if any([member.look() for member in stack.members]):
+        changed = [member.name for member in stack.members if member.look()]
+        if changed:
             record.write(_everything(stack))
         for member in stack.programs:
             if member.state == State.CRASHED and not member.was_ready and member.exit_code in OWN_FAULT:
