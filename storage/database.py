@@ -1,6 +1,7 @@
 """One database: its connections, transactions, schema version and migrations."""
 
 import sqlite3
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -9,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from sqlalchemy import Connection, Engine, create_engine, event, inspect, text
+from sqlalchemy import Connection, Dialect, Engine, create_engine, event, inspect, text
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, SQLAlchemyError
 from sqlalchemy.orm import Session
 
@@ -39,9 +40,8 @@ NOT_TRUSTED = (
     "The certificate of the database cannot be trusted. Set PLATEMAKER_TLS_CA_FILE to its authority's, and name the "
     "host in PLATEMAKER_DATABASE_URL as the certificate does."
 )
-# By what SQLite and TLS say
+# By what SQLite says
 REFUSALS = {
-    "CERTIFICATE_VERIFY_FAILED": NOT_TRUSTED,
     "database or disk is full": FULL,
     "disk I/O error": FULL,
     "attempt to write a readonly database": NO_FILE,
@@ -202,7 +202,7 @@ def _server_engine(url: str, ca_file: Path | None) -> Engine:
     address = database_address(url, ca_file)
     encryption = {} if address.encryption is None else {"ssl_context": address.encryption}
     # Parameters are hidden because errors are logged, and they hold questions and answers.
-    return create_engine(
+    engine = create_engine(
         address.url,
         pool_pre_ping=True,
         pool_size=5,
@@ -210,6 +210,17 @@ def _server_engine(url: str, ca_file: Path | None) -> Engine:
         connect_args={"timeout": ANSWER_TIMEOUT_S, **encryption},
         hide_parameters=True,
     )
+
+    @event.listens_for(engine, "do_connect")
+    def _connect(dialect: Dialect, _record: Any, arguments: Any, options: Any) -> Any:
+        try:
+            return dialect.connect(*arguments, **options)
+        except ssl.SSLCertVerificationError as exc:  # the driver translates none of these
+            raise DatabaseRefused(NOT_TRUSTED) from exc
+        except OSError as exc:
+            raise DatabaseUnavailable from exc
+
+    return engine
 
 
 def _use_wal(connection: Any) -> None:

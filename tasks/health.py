@@ -5,14 +5,16 @@ import threading
 import time
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from celery.signals import worker_ready
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
 from storage.errors import StorageError
 from tasks.errors import PortTaken
-from tasks.workplace import Workplace
+
+if TYPE_CHECKING:
+    from tasks.workplace import Workplace  # brings torch, which an exporter need not have
 
 TICK_S = 1.0
 READY_WITHIN_S = 15.0  # a loop that has not turned for so long takes no messages
@@ -27,7 +29,7 @@ class Health:
     """What a worker knows of itself. The loop that takes messages ticks; where it stands still, nothing is taken, be
     it that the broker is away or that the worker is stuck."""
 
-    def __init__(self, place: Workplace) -> None:
+    def __init__(self, place: "Workplace") -> None:
         self._place = place
         self._ticked_at: float | None = None
         worker_ready.connect(self._begin, weak=False)

@@ -4,8 +4,9 @@ One registry a process: a worker is one process with one model, so each has a po
 up. Its multi-process mode would share files between workers that come and go, and cannot ask a device at scrape time.
 """
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
+from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, disable_created_metrics
 
+disable_created_metrics()  # type: ignore[no-untyped-call] # a second series of each counter, which nobody asks for
 REGISTRY = CollectorRegistry()
 ProcessCollector(namespace="platemaker", registry=REGISTRY)
 
@@ -116,6 +117,11 @@ def note_load(codec: str, size_bytes: int, seconds: float) -> None:
 def note_transfer(tier: str, operation: str, size_bytes: int, seconds: float) -> None:
     TIER_BYTES.labels(tier, operation).inc(size_bytes)
     TIER_SECONDS.labels(tier, operation).observe(seconds)
+
+
+def note_batch(questions: int) -> None:
+    """So many questions were claimed together."""
+    BATCH_SIZE.observe(questions)
 
 
 def note_answer(*, finish: str, first_token_s: float, total_s: float, output_tokens: int) -> None:

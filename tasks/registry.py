@@ -4,13 +4,16 @@ import logging
 import threading
 from datetime import datetime, timedelta
 from importlib.metadata import version
+from typing import TYPE_CHECKING
 
 from storage.database import utc_now
 from storage.errors import StorageError
 from storage.workers import WorkerInfo, other_engine, register, unregister
 from tasks.errors import OtherModelServed
 from tasks.queues import Pool
-from tasks.workplace import Workplace
+
+if TYPE_CHECKING:
+    from tasks.workplace import Workplace  # brings torch, which an exporter need not have
 
 logger = logging.getLogger(__name__)
 LONGEST_PAUSE_S = 10.0
@@ -19,7 +22,7 @@ LONGEST_PAUSE_S = 10.0
 class Registration:
     """A thread that says, three times a lease, that this worker is alive."""
 
-    def __init__(self, place: Workplace, pool: Pool, *, metrics_url: str | None) -> None:
+    def __init__(self, place: "Workplace", pool: Pool, *, metrics_url: str | None) -> None:
         self._place = place
         self._info = WorkerInfo(
             worker=place.worker_name,
