@@ -78,7 +78,7 @@ def live_screen(console: Console, stack: Stack) -> Iterator[Callable[[], None]]:
         if not console.is_terminal:
             yield _Lines(console, stack)
             return
-        with Live(console=console, auto_refresh=False, transient=True, screen=False) as live:
+        with Live(console=console, auto_refresh=False) as live:
 
             def show() -> None:
                 load.ask()
@@ -151,7 +151,9 @@ class _Lines:
 def draw(stack: Stack, load: Load) -> Panel:
     table = Table(box=None, pad_edge=False, header_style="dim")
     for title in ("what", "state", "where", "process", "up for", "restarts", "log"):
-        table.add_column(title, no_wrap=True, justify="right" if title in ("process", "restarts", "up for") else "left")
+        at_right = title in ("process", "restarts", "up for")
+        width = None if title in ("where", "log") else len("starting") if title == "state" else 7
+        table.add_column(title, no_wrap=True, justify="right" if at_right else "left", min_width=width)
     for member in stack.members:
         running = member.state in (State.STARTING, State.READY)
         table.add_row(
