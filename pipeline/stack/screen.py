@@ -28,6 +28,7 @@ from tasks.registry import alive_since
 from tasks.settings import TaskSettings
 
 ASK_S = 2.0
+MARGIN = 3  # for the ^C that the terminal shows: on a full line it would begin another
 STYLES = {
     State.STARTING: "yellow",
     State.READY: "green",
@@ -82,7 +83,7 @@ def live_screen(console: Console, stack: Stack) -> Iterator[Callable[[], None]]:
 
             def show() -> None:
                 load.ask()
-                live.update(draw(stack, load), refresh=True)
+                live.update(draw(stack, load, width=console.width - MARGIN), refresh=True)
 
             show()
             yield show
@@ -148,18 +149,18 @@ class _Lines:
             )
 
 
-def draw(stack: Stack, load: Load) -> Panel:
+def draw(stack: Stack, load: Load, *, width: int) -> Panel:
     table = Table(box=None, pad_edge=False, header_style="dim")
     for title in ("what", "state", "where", "process", "up for", "restarts", "log"):
         at_right = title in ("process", "restarts", "up for")
-        width = None if title in ("where", "log") else len("starting") if title == "state" else 7
-        table.add_column(title, no_wrap=True, justify="right" if at_right else "left", min_width=width)
+        least = None if title in ("where", "log") else len("starting") if title == "state" else 7
+        table.add_column(title, no_wrap=True, justify="right" if at_right else "left", min_width=least)
     for member in stack.members:
         running = member.state in (State.STARTING, State.READY)
         table.add_row(
             Text(member.name, style="bold"),
             Text(_state_text(member), style=STYLES[member.state]),
-            member.address,
+            member.address.removeprefix("http://"),
             str(member.pid or ""),
             _clock(time.monotonic() - member.launched_at) if running else "",
             Text(str(member.restarts or ""), style="red"),
@@ -171,7 +172,7 @@ def draw(stack: Stack, load: Load) -> Panel:
             parts.append(Text(f"{member.name}: {member.last_line()}", style="red", overflow="ellipsis", no_wrap=True))
     parts += [Text(), _load_line(load), Text(), _help(stack)]
     title = f"[bold]Platemaker[/] up for {_clock(time.monotonic() - stack.began)}"
-    return Panel(Group(*parts), title=title, title_align="left", border_style="dim", padding=(1, 2))
+    return Panel(Group(*parts), title=title, title_align="left", border_style="dim", padding=(1, 2), width=width)
 
 
 def _load_line(load: Load) -> Text:
