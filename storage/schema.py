@@ -343,7 +343,6 @@ class WorkerRow(Base):
     version: Mapped[str]
     model: Mapped[str] = mapped_column(PlainText)
     engine_sha256: Mapped[str] = mapped_column(String(64))
-    metrics_url: Mapped[str | None]
     clock_ahead_s: Mapped[float]
     started_at: Mapped[datetime]
     seen_at: Mapped[datetime]

@@ -25,7 +25,6 @@ class WorkerInfo:
     version: str
     model: str
     engine_sha256: str
-    metrics_url: str | None
     started_at: datetime
 
 

@@ -22,7 +22,7 @@ LONGEST_PAUSE_S = 10.0
 class Registration:
     """A thread that says, three times a lease, that this worker is alive."""
 
-    def __init__(self, place: "Workplace", pool: Pool, *, metrics_url: str | None) -> None:
+    def __init__(self, place: "Workplace", pool: Pool) -> None:
         self._place = place
         self._info = WorkerInfo(
             worker=place.worker_name,
@@ -31,7 +31,6 @@ class Registration:
             version=version("platemaker"),
             model=place.engine.name,
             engine_sha256=place.engine.sha256,
-            metrics_url=metrics_url,
             started_at=utc_now(),
         )
         self._stopped = threading.Event()

@@ -26,8 +26,8 @@ def serve(app: PlatemakerApp, place: Workplace, pool: Pool, *, log_level: str) -
         OtherModelServed, PortTaken: it cannot begin.
     """
     app.workplace = place
-    with _watched(place) as metrics_url:
-        registration = Registration(place, pool, metrics_url=metrics_url)
+    with _watched(place):
+        registration = Registration(place, pool)
         registration.start()
         upkeep = Upkeep(app, place)
         upkeep.start()
@@ -52,17 +52,17 @@ def serve(app: PlatemakerApp, place: Workplace, pool: Pool, *, log_level: str) -
 
 
 @contextmanager
-def _watched(place: Workplace) -> Iterator[str | None]:
+def _watched(place: Workplace) -> Iterator[None]:
     """Serves the metrics and the health of this worker inside the block, where a port is set for it."""
     if not place.settings.metrics_port:
-        yield None
+        yield
         return
     REGISTRY.register(DeviceCollector())
     health = Health(place)
     server = HttpServer(place.settings.metrics_address, place.settings.metrics_port, REGISTRY, health)
     server.start()
     try:
-        yield server.url
+        yield
     finally:
         health.close()
         server.close()

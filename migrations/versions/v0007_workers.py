@@ -18,7 +18,6 @@ def upgrade() -> None:
         sa.Column("version", sa.String(length=255), nullable=False),
         sa.Column("model", sa.Text(), nullable=False),
         sa.Column("engine_sha256", sa.String(length=64), nullable=False),
-        sa.Column("metrics_url", sa.String(length=255), nullable=True),
         sa.Column("clock_ahead_s", sa.Double(), nullable=False),
         sa.Column("started_at", sa.DateTime(timezone=True), nullable=False),
         sa.Column("seen_at", sa.DateTime(timezone=True), nullable=False),

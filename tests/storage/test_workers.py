@@ -24,7 +24,6 @@ FIRST = WorkerInfo(
     version="1",
     model="tiny",
     engine_sha256="a" * 64,
-    metrics_url=None,
     started_at=NOW,
 )
 SECOND = replace(FIRST, worker="host:2", pool="prefill", queues=("prefill.batch",), started_at=later(1))

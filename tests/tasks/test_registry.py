@@ -17,7 +17,7 @@ class Started:
     """A registration that is ended with the block."""
 
     def __init__(self, place: Workplace, pool: Pool) -> None:
-        self.inner = Registration(place, pool, metrics_url=None)
+        self.inner = Registration(place, pool)
 
     def start(self) -> None:
         self.inner.start()
