@@ -61,7 +61,10 @@ def serve_flower(task: TaskSettings, settings: PipelineSettings, console: Consol
     _know_progress()
     # Not the workers' app: Flower would import its tasks, and with them torch.
     app = Celery("platemaker", set_as_current=False)
-    app.conf.update(**broker_settings(task), accept_content=["json"], enable_utc=True, timezone="UTC")
+    # By the URL alone, from which Flower learns where the queues are.
+    app.conf.update(
+        {**broker_settings(task), "broker_transport": None}, accept_content=["json"], enable_utc=True, timezone="UTC"
+    )
     flower = Flower(capp=app, options=options, **tornado_settings)
     atexit.register(flower.stop)
     signal.signal(signal.SIGTERM, _leave)
@@ -114,4 +117,5 @@ def _login(settings: PipelineSettings, console: Console) -> str:
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # one is enough
     sys.exit(0)
