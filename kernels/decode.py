@@ -5,14 +5,13 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
-import torch
-
-from kernels.errors import ContextExceeded, KernelError, NonFiniteLogits
+from kernels.errors import BatchTooLarge, ContextExceeded, KernelError
 from kernels.kv import PrefixKV
 from kernels.model import LanguageModel
+from kernels.out_of_memory import is_out_of_memory
 from kernels.params import GenerationParams
 from kernels.prompt import Prompter
-from kernels.sampling import Sampler
+from kernels.sampling import Sampler, TokenLogprobs, draw
 
 ADMIT_TOKENS = 512  # question tokens taken up in one step; more would hold up the answers under way
 
@@ -38,6 +37,7 @@ class DecodeResult:
     first_token_s: float
     total_s: float
     error: KernelError | None = None
+    logprobs: tuple[TokenLogprobs, ...] | None = None  # of each token, where the request wants them
 
 
 @dataclass
@@ -48,6 +48,7 @@ class _Running:
     pending: list[int]
     stored: int = 0
     answer: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
     first_token_s: float = 0.0
 
 
@@ -71,15 +72,24 @@ class Decoder:
         """Yields each answer as it finishes. `requests` is drawn from only when there is room in the batch, and
         `is_cancelled(key)` is asked of those under way before every step.
 
-        A question that does not fit the context yields an error result and stops no other.
+        A question that does not fit the context, or whose wanted form cannot be enforced, yields an error result and
+        stops no other.
+
+        Raises:
+            BatchTooLarge: there is not enough memory; it holds the requests that were under way.
         """
         waiting = iter(requests)
-        while True:
-            yield from self._drop_cancelled(is_cancelled)
-            yield from self._admit(waiting)
-            if not self._running:
-                return
-            yield from self._step()
+        try:
+            while True:
+                yield from self._drop_cancelled(is_cancelled)
+                yield from self._admit(waiting)
+                if not self._running:
+                    return
+                yield from self._step()
+        except Exception as exc:
+            if not is_out_of_memory(exc):
+                raise
+            raise BatchTooLarge([running.request for running in self._running]) from exc
 
     def _admit(self, waiting: Iterator[DecodeRequest]) -> Iterator[DecodeResult]:
         room, first = ADMIT_TOKENS, len(self._running)
@@ -89,16 +99,24 @@ class Decoder:
                 break
             needed = self.prefix.length + len(request.question_ids) + request.params.max_new_tokens
             if needed > self.model.context_len:
-                yield _failed(request, ContextExceeded(needed, self.model.context_len))
+                yield failed(request, ContextExceeded(needed, self.model.context_len))
+                continue
+            try:
+                sampler = self._sampler(request)
+            except KernelError as exc:
+                yield failed(request, exc)
                 continue
             room -= len(request.question_ids)
-            sampler = Sampler(request.params, request.question_ids)
             self._running.append(_Running(request, sampler, time.perf_counter(), list(request.question_ids)))
             own = len(request.question_ids) + request.params.max_new_tokens
             if own > self.suffix.capacity:
                 self.suffix.grow(own)
         if self.model.layout.recurrent:  # questions of one length run together, each in a row of its own
             self._running[first:] = sorted(self._running[first:], key=lambda running: len(running.pending))
+
+    def _sampler(self, request: DecodeRequest) -> Sampler:
+        constraint = self.prompter.grammars.start(request.params) if request.params.is_constrained else None
+        return Sampler(request.params, request.question_ids, stop_ids=self.prompter.stop_ids, constraint=constraint)
 
     def _drop_cancelled(self, is_cancelled: Callable[[int], bool]) -> Iterator[DecodeResult]:
         for running in list(self._running):
@@ -109,32 +127,39 @@ class Decoder:
         pending = [running.pending for running in self._running]
         lengths = [running.stored for running in self._running]
         logits = self.model.ask(self.prefix, self.suffix, pending, lengths)
-        finite = torch.isfinite(logits).all(-1).tolist()
+        drawn = draw(logits, [running.sampler for running in self._running])
         now = time.perf_counter()
         for running in self._running:
             running.stored += len(running.pending)  # of all, before one that ends makes room and others move
-        for row, running in enumerate(list(self._running)):
-            if not finite[row]:
-                yield self._finish(running, "error", NonFiniteLogits())
+        for running, choice in zip(list(self._running), drawn, strict=True):
+            if isinstance(choice, KernelError):
+                yield self._finish(running, "error", choice)
                 continue
-            token = running.sampler.draw(logits[row])
+            token, logprobs = choice
             if not running.answer:
                 running.first_token_s = now - running.started
-            params = running.request.params
-            if token in self.prompter.stop_ids and not params.ignore_eos:
+            sampler, params = running.sampler, running.request.params
+            if token in sampler.ending:
                 yield self._finish(running, "stop")
                 continue
             running.answer.append(token)
             running.pending = [token]
-            if params.stop and self._stop_at(running) is not None:
+            if logprobs is not None:
+                running.logprobs.append(logprobs)
+            if sampler.is_complete or self._stop_at(running) is not None:
                 yield self._finish(running, "stop")
             elif len(running.answer) >= params.max_new_tokens:
                 yield self._finish(running, "length")
 
     def _stop_at(self, running: _Running) -> int | None:
-        """Where the first stop string begins in the answer so far."""
+        """Where the first stop string begins in the answer so far, behind the tokens it must have."""
+        params = running.request.params
+        if not params.stop or len(running.answer) <= params.min_new_tokens:
+            return None
         text = self.prompter.text(running.answer)
-        found = [at for at in (text.find(stop) for stop in running.request.params.stop) if at >= 0]
+        # The last of these tokens may end within a character.
+        start = len(self.prompter.text(running.answer[: params.min_new_tokens]).rstrip("\ufffd"))
+        found = [at for at in (text.find(stop, start) for stop in params.stop) if at >= 0]
         return min(found) if found else None
 
     def _finish(
@@ -150,19 +175,24 @@ class Decoder:
         if final is not running:
             self._running[slot] = final
             self.suffix.move(len(self._running), slot, final.stored)
-        text = self.prompter.text(running.answer)
-        cut = self._stop_at(running)
+        constraint = running.sampler.constraint
+        if constraint is None:
+            text = self.prompter.text(running.answer)[: self._stop_at(running)].strip()
+        else:
+            text = constraint.text(running.answer)
         return DecodeResult(
             key=running.request.key,
-            text=text[:cut].strip(),
+            text=text,
             token_ids=tuple(running.answer),
             finish=finish,
             question_tokens=len(running.request.question_ids),
             first_token_s=running.first_token_s,
             total_s=time.perf_counter() - running.started,
             error=error,
+            logprobs=None if running.request.params.logprobs is None else tuple(running.logprobs),
         )
 
 
-def _failed(request: DecodeRequest, error: KernelError) -> DecodeResult:
+def failed(request: DecodeRequest, error: KernelError) -> DecodeResult:
+    """The result of a question that was not answered at all."""
     return DecodeResult(request.key, "", (), "error", len(request.question_ids), 0.0, 0.0, error)

@@ -3,12 +3,17 @@
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from typing import Any
 
 from sqlalchemy.orm import Session
 
 from kernels.decode import Decoder, DecodeRequest, DecodeResult
+from kernels.errors import ParamsRefused
+from kernels.halving import answer_all
 from kernels.kv import PrefixKV
 from kernels.params import GenerationParams
+from kernels.prompt import Prompter
+from kernels.sampling import TokenLogprobs
 from storage.database import utc_now
 from storage.errors import OUTAGES, StorageError
 from storage.items import (
@@ -106,19 +111,25 @@ def _leased(place: Workplace, snapshot_id: int, owner: str) -> Iterator[bool]:
 
 def _answer(place: Workplace, row: SnapshotRow, prefix: LoadedPrefix, owner: str) -> None:
     engine = place.engine
-    decoder = Decoder(engine.model, engine.prompter, prefix.kv, max_batch=engine.settings.max_batch)
+
+    def new_decoder(max_batch: int) -> Decoder:
+        return Decoder(engine.model, engine.prompter, prefix.kv, max_batch=max_batch)
 
     def requests() -> Iterator[DecodeRequest]:
         while items := _claim(place, row, owner):
             for item in items:
-                params = GenerationParams(**{**item.params, "stop": tuple(item.params.get("stop", ()))})
+                try:
+                    params = GenerationParams.checked(**item.params)
+                except ParamsRefused as exc:
+                    _fail(place, owner, item.item_id, str(exc))
+                    continue
                 yield DecodeRequest(item.item_id, engine.prompter.question_ids(item.question), params)
 
     def is_cancelled(item_id: int) -> bool:
         place.leave_if_stopping()
         return place.heartbeat.is_cancelled(owner, item_id)
 
-    for result in decoder.run(requests(), is_cancelled):
+    for result in answer_all(new_decoder, requests(), is_cancelled, max_batch=engine.settings.max_batch):
         prefix.prove()
         _commit(place, row, prefix.kv, owner, result)
 
@@ -137,6 +148,13 @@ def _claim(place: Workplace, row: SnapshotRow, owner: str) -> list[OpenItem]:
         )
 
     return place.database.retrying(claim)
+
+
+def _fail(place: Workplace, owner: str, item_id: int, error: str) -> None:
+    def fail(session: Session) -> None:
+        fail_item(session, item_id, owner=owner, code="decode_failed", error=error, now=utc_now())
+
+    place.database.retrying(fail)
 
 
 def _commit(place: Workplace, row: SnapshotRow, prefix: PrefixKV, owner: str, result: DecodeResult) -> None:
@@ -159,7 +177,15 @@ def _commit(place: Workplace, row: SnapshotRow, prefix: PrefixKV, owner: str, re
                 first_token_s=result.first_token_s,
                 total_s=result.total_s,
                 worker=place.worker_name,
+                logprobs=None if result.logprobs is None else _logprobs(place.engine.prompter, result.logprobs),
             )
             answer_item(session, result.key, owner=owner, answer=answer, now=now)
 
     place.database.retrying(commit)
+
+
+def _logprobs(prompter: Prompter, tokens: tuple[TokenLogprobs, ...]) -> list[dict[str, Any]]:
+    def entry(token_id: int, logprob: float) -> dict[str, Any]:
+        return {"id": token_id, "text": prompter.text([token_id]), "logprob": round(logprob, 6)}
+
+    return [{**entry(token.token_id, token.logprob), "top": [entry(*each) for each in token.top]} for token in tokens]
