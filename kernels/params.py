@@ -1,6 +1,5 @@
 """How answers are generated. Imports no torch, so that a submit host can say it."""
 
-from dataclasses import fields
 from typing import Annotated, Any, Self
 
 from pydantic import ConfigDict, Field, ValidationError, model_validator
@@ -56,9 +55,8 @@ class GenerationParams:
             return cls(**values)
         except ValidationError as exc:
             first = exc.errors(include_url=False, include_input=False, include_context=False)[0]
-            field = next((field.name for field in fields(cls) if field.name in first["loc"]), None)
-            reason = first["msg"].removeprefix("Value error, ")
-            raise ParamsRefused(f"{field}: {reason}" if field else reason) from exc
+            field = f"{first['loc'][0]}: " if first["loc"] else ""
+            raise ParamsRefused(field + first["msg"].removeprefix("Value error, ")) from exc
 
     @property
     def is_constrained(self) -> bool:
