@@ -268,30 +268,25 @@ def test_where_memory_does_not_do_for_one_question_it_fails_and_the_worker_lives
     assert answers_of(place, later.job_id) == answers_of(place, submitted.job_id)
 
 
-@pytest.mark.parametrize(
-    ("params", "sentence"),
-    [
+def test_what_cannot_be_generated_fails_its_item_and_no_other(place: Workplace, submit_texts: Submit) -> None:
+    """Such rows come from another version, or hold what only the worker's library knows."""
+    wrong: list[tuple[dict[str, Any], str]] = [
         ({"top_p": 7}, "top_p: Input should be less than or equal to 1"),
         ({"from_tomorrow": 1}, "from_tomorrow: Unexpected keyword argument"),
         ({"regex": "(?=a)"}, "The answer's regex cannot be used: look-around"),
-    ],
-    ids=["range", "unknown", "regex"],
-)
-def test_what_cannot_be_generated_fails_its_item_and_no_other(
-    place: Workplace, submit_texts: Submit, params: dict[str, Any], sentence: str
-) -> None:
-    """Such a row comes from another version, or from something only the worker's library knows."""
-    submitted = submit_texts(place, TEXT)
+    ]
+    submitted = submit_texts(place, TEXT, questions=4)
     with place.database.writing() as session:
-        asked = session.scalars(select(QuestionRow).where(QuestionRow.position == 1)).one()
-        asked.params = {**asked.params, **params}
+        for row in session.scalars(select(QuestionRow).where(QuestionRow.position < len(wrong))):
+            row.params = {**row.params, **wrong[row.position][0]}
 
     assert answer_waiting(place, prepared(place))
 
     with place.database.reading() as session:
         report = list(job_report(session, "default", submitted.job_id))
-    assert [row.state for row in report] == [ItemState.ANSWERED, ItemState.FAILED, ItemState.ANSWERED]
-    assert report[1].error is not None and sentence in report[1].error
+    assert [row.state for row in report] == [ItemState.FAILED] * 3 + [ItemState.ANSWERED]
+    for row, (_, sentence) in zip(report, wrong, strict=False):
+        assert row.error is not None and sentence in row.error
 
 
 def test_answers_keep_their_logprobs_where_they_were_asked_for(place: Workplace, submit_texts: Submit) -> None:
