@@ -1,7 +1,7 @@
 """Answers of a wanted form: which tokens may come next, from llguidance's parser (MIT, github.com/guidance-ai).
 
-A grammar is over bytes, so a token may hold part of a character. Where several texts can follow, every token that begins
-one of them is allowed; where only one can, it is written in the tokenizer's own tokens, as the model has read it.
+A grammar is over bytes, so a token may hold part of a character. Where several texts can follow, every token that
+begins one of them is allowed; where only one can, it is written in the tokenizer's own tokens, as the model knows it.
 """
 
 from functools import lru_cache
