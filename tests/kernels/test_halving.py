@@ -1,7 +1,7 @@
 import gc
 import logging
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from kernels.decode import Decoder, DecodeRequest, DecodeResult
 from kernels.errors import AnswerTooLarge, BatchTooLarge
 from kernels.halving import answer_all
 from kernels.kv import PrefixKV
-from kernels.model import LanguageModel
+from kernels.model import Asked, LanguageModel
 from kernels.out_of_memory import is_out_of_memory
 from kernels.params import GenerationParams
 from kernels.prefill import chunk_stops, prefill
@@ -35,36 +35,35 @@ def document(tiny_llama: LanguageModel, seed: int) -> PrefixKV:
 
 
 @pytest.fixture
-def requests(generator: torch.Generator) -> list[DecodeRequest]:
-    return [DecodeRequest(key, random_ids(3 + key % 5, generator), PARAMS) for key in range(13)]
+def requests(document: PrefixKV, generator: torch.Generator) -> list[DecodeRequest]:
+    return [DecodeRequest(key, random_ids(3 + key % 5, generator), PARAMS, document) for key in range(13)]
 
 
 class Cramped:
     """Decoders on a device with memory for so many questions at a time, and for none that is longer than `longest`."""
 
-    def __init__(
-        self, monkeypatch: pytest.MonkeyPatch, model: LanguageModel, document: PrefixKV, room: int, longest: int = 99
-    ) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, model: LanguageModel, room: int, longest: int = 99) -> None:
         self.tried: list[int] = []
         self.made: list[weakref.ref[Decoder]] = []
         self.still_held: list[weakref.ref[Decoder]] = []
         self.error: Exception = MemoryError()
-        honest = model.ask
+        honest = model.ask_all
 
-        def ask(prefix: PrefixKV, suffix: object, pending: list[list[int]], lengths: list[int]) -> Tensor:
-            too_long = any(len(tokens) > longest for tokens in pending)
-            if len(pending) > room or too_long:
+        def ask_all(documents: Iterable[Asked]) -> Tensor:
+            documents = list(documents)
+            pending = [tokens for document in documents for tokens in document.pending]
+            if len(pending) > room or any(len(tokens) > longest for tokens in pending):
                 raise type(self.error)(*self.error.args)  # a fresh one: errors hold the frames they came through
-            return honest(prefix, suffix, pending, lengths)  # type: ignore[arg-type]
+            return honest(documents)
 
-        monkeypatch.setattr(model, "ask", ask)
-        self.model, self.document = model, document
+        monkeypatch.setattr(model, "ask_all", ask_all)
+        self.model = model
 
     def __call__(self, max_batch: int) -> Decoder:
         self.tried.append(max_batch)
         self.still_held = [decoder for decoder in self.made if decoder() is not None]
         prompter: Prompter = FakePrompter()  # type: ignore[assignment]
-        decoder = Decoder(self.model, prompter, self.document, max_batch=max_batch)
+        decoder = Decoder(self.model, prompter, max_batch=max_batch)
         self.made.append(weakref.ref(decoder))
         return decoder
 
@@ -88,10 +87,9 @@ def test_the_batch_is_halved_until_it_fits_and_the_answers_are_the_same(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     expected = {
-        key: result.token_ids
-        for key, result in answers(Cramped(monkeypatch, tiny_llama, document, room=99), requests).items()
+        key: result.token_ids for key, result in answers(Cramped(monkeypatch, tiny_llama, room=99), requests).items()
     }
-    cramped = Cramped(monkeypatch, tiny_llama, document, room=3)
+    cramped = Cramped(monkeypatch, tiny_llama, room=3)
 
     with caplog.at_level(logging.WARNING):
         found = answers(cramped, requests)
@@ -106,8 +104,8 @@ def test_the_batch_is_halved_until_it_fits_and_the_answers_are_the_same(
 def test_a_question_too_large_alone_fails_in_one_sentence_and_the_others_are_answered(
     tiny_llama: LanguageModel, document: PrefixKV, requests: list[DecodeRequest], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    requests[4] = DecodeRequest(4, [5] * 20, PARAMS)
-    cramped = Cramped(monkeypatch, tiny_llama, document, room=5, longest=19)
+    requests[4] = DecodeRequest(4, [5] * 20, PARAMS, document)
+    cramped = Cramped(monkeypatch, tiny_llama, room=5, longest=19)
 
     results = answers(cramped, requests)
 
@@ -122,7 +120,7 @@ def test_a_question_too_large_alone_fails_in_one_sentence_and_the_others_are_ans
 def test_memory_is_given_back_before_the_next_try(
     tiny_llama: LanguageModel, document: PrefixKV, requests: list[DecodeRequest], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cramped = Cramped(monkeypatch, tiny_llama, document, room=1)
+    cramped = Cramped(monkeypatch, tiny_llama, room=1)
     gc.disable()
     try:
         answers(cramped, requests[:4])
@@ -143,7 +141,7 @@ def test_requests_are_drawn_no_earlier_and_each_once(
             drawn.append(request.key)
             yield request
 
-    results = answer_all(Cramped(monkeypatch, tiny_llama, document, room=1), drawing(), lambda _key: False, max_batch=4)
+    results = answer_all(Cramped(monkeypatch, tiny_llama, room=1), drawing(), lambda _key: False, max_batch=4)
     next(results)
     early = list(drawn)
     rest = list(results)
@@ -162,7 +160,7 @@ def test_what_was_cancelled_meanwhile_is_not_begun_again(
         asked.append(key)
         return key == 1 and len(asked) > 4
 
-    cramped = Cramped(monkeypatch, tiny_llama, document, room=2)
+    cramped = Cramped(monkeypatch, tiny_llama, room=2)
     results = {each.key: each for each in answer_all(cramped, iter(requests), is_cancelled, max_batch=4)}
 
     assert results[1].finish == "cancelled"
@@ -172,7 +170,7 @@ def test_what_was_cancelled_meanwhile_is_not_begun_again(
 def test_another_error_is_not_taken_for_one_of_memory(
     tiny_llama: LanguageModel, document: PrefixKV, requests: list[DecodeRequest], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cramped = Cramped(monkeypatch, tiny_llama, document, room=0)
+    cramped = Cramped(monkeypatch, tiny_llama, room=0)
     cramped.error = RuntimeError("the size of tensor a must match")
 
     with pytest.raises(RuntimeError, match="must match"):
@@ -183,7 +181,7 @@ def test_another_error_is_not_taken_for_one_of_memory(
 def test_a_decoder_out_of_memory_names_what_was_under_way(
     tiny_llama: LanguageModel, document: PrefixKV, requests: list[DecodeRequest], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    decoder = Cramped(monkeypatch, tiny_llama, document, room=0)(2)
+    decoder = Cramped(monkeypatch, tiny_llama, room=0)(2)
 
     with pytest.raises(BatchTooLarge, match="2 questions at a time") as caught:
         list(decoder.run(requests))

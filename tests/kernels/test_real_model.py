@@ -93,8 +93,8 @@ def document(engine: Engine, request: pytest.FixtureRequest) -> Document:
 
 
 def answers(engine: Engine, document: Document, keys: list[int]) -> dict[int, DecodeResult]:
-    decoder = Decoder(engine.model, engine.prompter, document.kv, max_batch=3)
-    requests = [DecodeRequest(key, document.questions[key], PARAMS) for key in keys]
+    decoder = Decoder(engine.model, engine.prompter, max_batch=3)
+    requests = [DecodeRequest(key, document.questions[key], PARAMS, document.kv) for key in keys]
     return {result.key: result for result in decoder.run(requests)}
 
 
@@ -139,22 +139,22 @@ def test_a_constrained_answer_is_greedy_among_all_tokens_that_its_form_allows(
     """Of a vocabulary whose tokens overlap in many ways; the allowed ones are found by their texts."""
     tokenizer, logits = engine.prompter.tokenizer, []
     texts = [token.replace("\u0120", " ") for token in tokenizer.convert_ids_to_tokens(range(len(tokenizer)))]
-    honest = LanguageModel.ask
+    honest = LanguageModel.ask_all
 
     def recording(self: LanguageModel, *how: Any) -> Tensor:
         found = honest(self, *how)
         logits.append(found.clone())
         return found
 
-    monkeypatch.setattr(LanguageModel, "ask", recording)
+    monkeypatch.setattr(LanguageModel, "ask_all", recording)
     prefix = engine.prompter.prefix_ids((SAMPLES / "supply-agreement.txt").read_text("utf-8")[:300])
     kv = prefill(engine.model, prefix, stops=chunk_stops(len(prefix), 0, 128)).kv
     question = engine.prompter.question_ids("Who shall give notice?")
     forms = (GenerationParams(choices=CHOICES), GenerationParams(json_schema=json.dumps(SCHEMA)))
-    decoder = Decoder(engine.model, engine.prompter, kv, max_batch=2)
+    decoder = Decoder(engine.model, engine.prompter, max_batch=2)
 
     chosen, parsed = sorted(
-        decoder.run([DecodeRequest(key, question, form) for key, form in enumerate(forms)]),
+        decoder.run([DecodeRequest(key, question, form, kv) for key, form in enumerate(forms)]),
         key=lambda result: result.key,
     )
 
