@@ -146,9 +146,9 @@ def test_a_constrained_answer_is_greedy_among_all_tokens_that_its_form_allows(
         logits.append(found.clone())
         return found
 
-    monkeypatch.setattr(LanguageModel, "ask_all", recording)
     prefix = engine.prompter.prefix_ids((SAMPLES / "supply-agreement.txt").read_text("utf-8")[:300])
     kv = prefill(engine.model, prefix, stops=chunk_stops(len(prefix), 0, 128)).kv
+    monkeypatch.setattr(LanguageModel, "ask_all", recording)
     question = engine.prompter.question_ids("Who shall give notice?")
     forms = (GenerationParams(choices=CHOICES), GenerationParams(json_schema=json.dumps(SCHEMA)))
     decoder = Decoder(engine.model, engine.prompter, max_batch=2)
