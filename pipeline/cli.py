@@ -12,7 +12,7 @@ import traceback
 from enum import StrEnum
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -25,6 +25,7 @@ from tasks.queues import Pool
 if TYPE_CHECKING:
     from pydantic import ValidationError
 
+    from kernels.params import GenerationParams
     from pipeline.report.rows import ReportLine
     from pipeline.report.summary import Summary
     from storage.jobs import JobStatus
@@ -52,8 +53,26 @@ MaxTokens = Annotated[int, typer.Option(min=1, max=4096, help="Longest answer, i
 Temperature = Annotated[float, typer.Option(min=0.0, max=5.0, help="0 is greedy: always the same answer.")]
 TopP = Annotated[float, typer.Option(min=0.01, max=1.0, help="Draw from the likeliest tokens that hold this share.")]
 TopK = Annotated[int, typer.Option(min=0, help="Draw from this many likeliest tokens; 0: all.")]
+MinP = Annotated[
+    float, typer.Option(min=0.0, max=1.0, help="Leave out tokens less likely than this share of the likeliest.")
+]
+RepetitionPenalty = Annotated[
+    float,
+    typer.Option(min=0.01, max=10.0, help="Above 1: tokens of the question and the answer so far become less likely."),
+]
 Seed = Annotated[int, typer.Option(help="The same seed draws the same answers.")]
 Stop = Annotated[list[str], typer.Option(help="End an answer before this text. May be repeated.")]
+StopTokenIds = Annotated[
+    list[int], typer.Option("--stop-token-id", min=0, help="End an answer before this token. May be repeated.")
+]
+MinTokens = Annotated[int, typer.Option(min=0, max=4096, help="An answer does not end before it has so many tokens.")]
+IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="Go on where the model would end its answer.")]
+Logprobs = Annotated[
+    int | None,
+    typer.Option(
+        min=0, max=20, help="Keep each token's log-probability, and so many of the likeliest, in answers.jsonl."
+    ),
+]
 Title = Annotated[str, typer.Option(help="A name for the job, for people.")]
 JobId = Annotated[str, typer.Argument(help="The id that submit printed.", show_default=False)]
 
@@ -146,8 +165,14 @@ def run(
     temperature: Temperature = 0.0,
     top_p: TopP = 1.0,
     top_k: TopK = 0,
+    min_p: MinP = 0.0,
+    repetition_penalty: RepetitionPenalty = 1.0,
     seed: Seed = 0,
     stop: Stop = [],  # noqa: B006
+    stop_token_id: StopTokenIds = [],  # noqa: B006
+    min_tokens: MinTokens = 0,
+    ignore_eos: IgnoreEos = False,
+    logprobs: Logprobs = None,
     title: Title = "",
     json_output: Json = False,
 ) -> None:
@@ -156,8 +181,21 @@ def run(
 
     asked = load_questions(questions, question)
     _require_questions(len(asked))
+    options = _generation(
+        max_new_tokens=max_tokens,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        seed=seed,
+        stop=tuple(stop),
+        stop_token_ids=tuple(stop_token_id),
+        min_new_tokens=min_tokens,
+        ignore_eos=ignore_eos,
+        logprobs=logprobs,
+    )
 
-    from kernels.params import GenerationParams
     from kernels.settings import KernelSettings  # only now: a wrong question file is told before torch is loaded
     from pipeline.run import run_here
     from pipeline.settings import PipelineSettings
@@ -172,7 +210,7 @@ def run(
         settings=PipelineSettings(),
         files=files,
         questions=asked,
-        options=GenerationParams(max_tokens, temperature, top_p, top_k, seed, tuple(stop)),
+        options=options,
         title=title,
         out=out,
         console=console,
@@ -195,13 +233,18 @@ def submit(
     temperature: Temperature = 0.0,
     top_p: TopP = 1.0,
     top_k: TopK = 0,
+    min_p: MinP = 0.0,
+    repetition_penalty: RepetitionPenalty = 1.0,
     seed: Seed = 0,
     stop: Stop = [],  # noqa: B006
+    stop_token_id: StopTokenIds = [],  # noqa: B006
+    min_tokens: MinTokens = 0,
+    ignore_eos: IgnoreEos = False,
+    logprobs: Logprobs = None,
     title: Title = "",
     json_output: Json = False,
 ) -> None:
     """Hand a job to the workers and print its id."""
-    from kernels.params import GenerationParams
     from kernels.settings import KernelSettings
     from pipeline import submit as submission
     from pipeline.questions import load_questions
@@ -213,6 +256,20 @@ def submit(
 
     asked = load_questions(questions, question)
     _require_questions(len(asked))
+    options = _generation(
+        max_new_tokens=max_tokens,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        seed=seed,
+        stop=tuple(stop),
+        stop_token_ids=tuple(stop_token_id),
+        min_new_tokens=min_tokens,
+        ignore_eos=ignore_eos,
+        logprobs=logprobs,
+    )
     task, kernel = TaskSettings(), KernelSettings()
     if task.broker_url is None:
         raise typer.BadParameter("submit needs workers: set PLATEMAKER_BROKER_URL, or use `platemaker run`.")
@@ -226,7 +283,7 @@ def submit(
             model=kernel.model_name,
             files=files,
             questions=asked,
-            options=GenerationParams(max_tokens, temperature, top_p, top_k, seed, tuple(stop)),
+            options=options,
             title=title,
             on_read=tick,
         )
@@ -388,6 +445,17 @@ def upgrade() -> None:
 def _require_questions(count: int) -> None:
     if not count:
         raise typer.BadParameter("no question: give --questions FILE or -q 'a question'.")
+
+
+def _generation(**options: Any) -> "GenerationParams":
+    from kernels.errors import ParamsRefused
+    from kernels.params import GenerationParams
+
+    try:
+        return GenerationParams.checked(**options)
+    except ParamsRefused as exc:
+        sentence = str(exc).replace("min_new_tokens", "--min-tokens").replace("max_new_tokens", "--max-tokens")
+        raise typer.BadParameter(f"{sentence}.") from exc
 
 
 def _exit_code(summary: "Summary") -> Exit:

@@ -4,14 +4,27 @@ A file that cannot be read stops the submission; a single bad entry does not: it
 and so a column whose cells say why it was not asked.
 """
 
+import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationError,
+    model_validator,
+)
 
+from kernels.errors import ConstraintRefused, ParamsRefused
+from kernels.grammar import grammar_of
+from kernels.params import GenerationParams
 from pipeline.question_files import RawEntry, read_entries
 
 _ID = re.compile(r"[\w.-]{1,100}")
@@ -40,13 +53,53 @@ def _listed(value: Any) -> Any:
     return (value,) if isinstance(value, str) else value
 
 
+def _split(value: Any) -> Any:
+    """A cell of a table holds a list as "Yes|No"."""
+    return tuple(choice.strip() for choice in value.split("|")) if isinstance(value, str) else value
+
+
+def _schema_text(value: Any) -> Any:
+    """A schema is given as an object, or as text where a file knows only text."""
+    try:
+        return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    except RecursionError as exc:
+        raise ValueError("it is nested too deeply") from exc
+
+
+def _checked(**constraint: Any) -> GenerationParams:
+    try:
+        return GenerationParams.checked(**constraint)
+    except ParamsRefused as exc:
+        raise ValueError(str(exc)) from exc
+
+
+def _enforceable(name: str) -> AfterValidator:
+    """Refuses a constraint that no answer can be held to."""
+
+    def check(value: Any) -> Any:
+        try:
+            grammar_of(_checked(**{name: value}))
+        except ConstraintRefused as exc:
+            raise ValueError(exc.reason) from exc
+        return value
+
+    return AfterValidator(check)
+
+
 _Text = Annotated[str, AfterValidator(_without_nul)]
 # Blanks and line ends are meant; an empty one would end every answer before it begins.
 _Stop = Annotated[str, StringConstraints(strip_whitespace=False, min_length=1), AfterValidator(_without_nul)]
 
 
+_Choice = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1), AfterValidator(_without_nul)]
+_Pattern = Annotated[str, StringConstraints(strip_whitespace=False, max_length=10_000), AfterValidator(_without_nul)]
+
+
 class QuestionEntry(BaseModel):
-    """One entry of a question file. Numbers left out are the command's own."""
+    """One entry of a question file. Numbers left out are the command's own.
+
+    `choices`, `regex` and `json_schema` constrain the answer; see GenerationParams.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, str_strip_whitespace=True)
 
@@ -55,6 +108,16 @@ class QuestionEntry(BaseModel):
     title: _Text | None = None
     max_tokens: Annotated[int, BeforeValidator(_not_a_switch), Field(ge=1, le=4096)] | None = None
     stop: Annotated[tuple[_Stop, ...], BeforeValidator(_listed)] = ()
+    choices: Annotated[tuple[_Choice, ...], BeforeValidator(_split), Field(min_length=1, max_length=1000)] = ()
+    regex: Annotated[_Pattern, _enforceable("regex")] | None = None
+    json_schema: (
+        Annotated[_Text, BeforeValidator(_schema_text), Field(max_length=100_000), _enforceable("json_schema")] | None
+    ) = None
+
+    @model_validator(mode="after")
+    def _go_together(self) -> Self:
+        _checked(stop=self.stop, choices=self.choices, regex=self.regex, json_schema=self.json_schema)
+        return self
 
 
 @dataclass(frozen=True)
@@ -66,6 +129,9 @@ class Question:
     text: str
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
+    choices: tuple[str, ...] = ()
+    regex: str | None = None
+    json_schema: str | None = None
     error_code: str | None = None
     error: str | None = None
 
@@ -120,6 +186,9 @@ def _check(entry: RawEntry, number: int) -> Question:
         text=checked.question,
         max_tokens=checked.max_tokens,
         stop=checked.stop,
+        choices=checked.choices,
+        regex=checked.regex,
+        json_schema=checked.json_schema,
     )
 
 

@@ -105,6 +105,7 @@ class ReportRow:
     output_tokens: int | None
     first_token_s: float | None
     total_s: float | None
+    logprobs: list[dict[str, Any]] | None = None
 
 
 @dataclass(frozen=True)
@@ -304,6 +305,7 @@ def job_report(session: Session, tenant: str, job_id: str) -> Iterator[ReportRow
                 output_tokens=answer.output_tokens if answer else None,
                 first_token_s=answer.first_token_s if answer else None,
                 total_s=answer.total_s if answer else None,
+                logprobs=answer.logprobs if answer else None,
             )
 
 

@@ -22,7 +22,7 @@ def write_csv(lines: Iterable[ReportLine], file: IO[str]) -> None:
 
 def write_jsonl(lines: Iterable[ReportLine], file: IO[str]) -> None:
     for line in lines:
-        file.write(json.dumps(line.record(), ensure_ascii=False) + "\n")
+        file.write(json.dumps(line.json_record(), ensure_ascii=False) + "\n")
 
 
 def write_files(lines: list[ReportLine], folder: Path) -> tuple[Path, Path]:

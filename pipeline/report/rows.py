@@ -50,6 +50,11 @@ class ReportLine:
             "total_s": row.total_s,
         }
 
+    def json_record(self) -> dict[str, Any]:
+        """`record`, and what fits no cell: the logarithms of probabilities, where they were asked for."""
+        logprobs = self.row.logprobs
+        return self.record() if logprobs is None else {**self.record(), "logprobs": logprobs}
+
 
 def report_lines(database: Database, store: ObjectStore, tenant: str, job_id: str) -> Iterator[ReportLine]:
     """Every source × question in the order given, whatever became of it; also of a job that still runs."""

@@ -56,6 +56,20 @@ def test_the_csv_gives_back_every_cell_whatever_it_holds() -> None:
     assert rows == [{name: as_cell(value) for name, value in line.record().items()} for line in LINES]
 
 
+def test_logprobs_are_in_the_jsonl_alone_and_only_where_asked_for() -> None:
+    logprobs = [{"id": 7, "text": "EUR", "logprob": -0.5, "top": []}]
+    lines = [ANSWERED, ReportLine(replace(ROW, logprobs=logprobs), None)]
+    table, objects = io.StringIO(newline=""), io.StringIO(newline="")
+
+    write_csv(lines, table)
+    write_jsonl(lines, objects)
+
+    assert "logprob" not in table.getvalue()
+    plain, asked = (json.loads(line) for line in objects.getvalue().splitlines())
+    assert "logprobs" not in plain
+    assert asked["logprobs"] == logprobs
+
+
 def test_the_jsonl_holds_one_object_a_line() -> None:
     file = io.StringIO(newline="")
 
