@@ -27,7 +27,7 @@ from kernels.torch_backend import TorchBackend
 SEED = 20261130
 EVERYTHING = 1 << 40
 KV_HEADS, GROUP = 2, 3
-DOCUMENT, CHUNK = 1100, 90  # more keys than one block holds
+DOCUMENT, CHUNK = 400, 70
 COUNTS, LENGTHS = (3, 1, 2), (0, 7, 40)  # new and stored tokens of three questions
 ROWS_OF_STEPS = (1, 5, 32)
 # Relative, l2, of normally distributed numbers.
@@ -220,7 +220,7 @@ ATTENTION: dict[str, Callable[[Make, torch.device, torch.dtype], Trial]] = {
     "shared prefix": partial(_attention, ["shared"]),
     "own tokens, merged": partial(_attention, ["answer"]),
     "prefill": partial(_attention, ["read"]),
-    "sliding window": partial(_attention, ["answer", "read"], window=60),
+    "sliding window": partial(_attention, ["answer", "read"], window=30),
     "softcap": partial(_attention, ["answer", "read"], softcap=5.0),
     "sinks": partial(_attention, ["answer"], sinks=True),
     "latent attention": partial(_attention, ["answer", "read"], dims=[(96, 64)]),
