@@ -12,6 +12,7 @@ BEGAN = time.perf_counter()
 
 import torch  # noqa: E402 # from here on it is part of the start
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache  # noqa: E402
+from transformers.utils.logging import disable_progress_bar  # noqa: E402
 
 
 @torch.inference_mode()
@@ -26,6 +27,7 @@ def main() -> None:
     parser.add_argument("--measured", type=int, help="questions")
     parser.add_argument("--new-tokens", type=int)
     arguments = parser.parse_args()
+    disable_progress_bar()
     torch.set_num_threads(arguments.threads)
     device = torch.device(arguments.device)
     tokenizer = AutoTokenizer.from_pretrained(arguments.model)
