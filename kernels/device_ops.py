@@ -2,17 +2,17 @@
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial, reduce
-from typing import Any, NamedTuple
+from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from kernels.attention import Attended, fold, merge, unfold
 from kernels.backend import TOLERANCE, AttentionBackend, made_for
 from kernels.codecs import CODECS, decode_chunk, encode_chunk
-from kernels.flash import DEVICES, HALVES, plain_attend
+from kernels.device_case import CHUNK, DOCUMENT, EVERYTHING, KV_HEADS, SEED, AttentionCase, random_tensor
+from kernels.flash import DEVICES, HALVES
 from kernels.kv import PrefixKV
 from kernels.model import SPLIT_TOLERANCE, LanguageModel, prepare_model
 from kernels.native import linear
@@ -20,15 +20,9 @@ from kernels.native.backend import load_library
 from kernels.native.build import BuildFailed
 from kernels.params import GenerationParams
 from kernels.prefill import prefill
-from kernels.rows import DecodeRows, PrefillRows
 from kernels.sampling import Sampler
 from kernels.torch_backend import TorchBackend
 
-SEED = 20261130
-EVERYTHING = 1 << 40
-KV_HEADS, GROUP = 2, 3
-DOCUMENT, CHUNK = 400, 70
-COUNTS, LENGTHS = (3, 1, 2), (0, 7, 40)  # new and stored tokens of three questions
 ROWS_OF_STEPS = (1, 5, 32)
 # Relative, l2, of normally distributed numbers.
 CODEC_TOLERANCE = {"none": 0.0, "shuffle-zstd": 0.0, "int8": 0.01, "fp8": 0.05, "int4": 0.15}
@@ -84,10 +78,6 @@ def _backends(device: torch.device, dtype: torch.dtype) -> dict[str, Callable[[]
     return {"torch": TorchBackend} | ({made[0].split()[0].lower(): made[1]} if made else {})
 
 
-def _random(*shape: int, seed: int) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(SEED + seed))
-
-
 def _largest_difference(expected: Sequence[Tensor], found: Sequence[Tensor]) -> float:
     """Of any number; NaN where one is."""
     errors = [(a.cpu().double() - b).abs().max() for a, b in zip(found, expected, strict=True)]
@@ -98,95 +88,6 @@ def _largest_relative(expected: Sequence[Tensor], found: Sequence[Tensor]) -> fl
     """The l2 norm of a difference over that of what is right."""
     errors = [(a.cpu().double() - b).norm() / b.norm() for a, b in zip(found, expected, strict=True)]
     return float(torch.stack(errors).max())
-
-
-class _Case:
-    """Questions behind a document, and its last tokens, of one shape."""
-
-    def __init__(
-        self,
-        device: torch.device,
-        dtype: torch.dtype,
-        dim: int,
-        v_dim: int,
-        *,
-        window: int = EVERYTHING,
-        softcap: float | None = None,
-        sinks: bool = False,
-    ) -> None:
-        self.device, self.tokens = device, sum(COUNTS)
-        self.scale, self.window, self.softcap = dim**-0.5, window, softcap
-        self.how: dict[str, Any] = {"scale": self.scale, "window": window, "softcap": softcap}
-        heads, room = KV_HEADS * GROUP, 48
-
-        def place(*shape: int, seed: int) -> Tensor:
-            return _random(*shape, seed=seed).to(device, dtype)
-
-        self.q, self.chunk = place(heads, self.tokens, dim, seed=1), place(heads, CHUNK, dim, seed=2)
-        self.k = place(KV_HEADS, DOCUMENT + 30, dim, seed=3)[:, :DOCUMENT]
-        self.v = place(KV_HEADS, DOCUMENT + 30, v_dim, seed=4)[:, :DOCUMENT]
-        self.own_k, self.own_v = (
-            place(len(COUNTS), KV_HEADS, room, dim, seed=5),
-            place(len(COUNTS), KV_HEADS, room, v_dim, seed=6),
-        )
-        self.sinks = place(heads, seed=7) if sinks else None
-
-    def shared(self, backend: AttentionBackend) -> Sequence[Tensor]:
-        """What the questions see of the document: [kv_heads, rows, v_dim] and its log-sum-exp."""
-        parts = self._shared(backend, self._rows())
-        whole = reduce(merge, (Attended(out, lse) for out, lse in zip(parts.out, parts.lse, strict=True)))
-        return [whole.out, whole.lse]
-
-    def answer(self, backend: AttentionBackend) -> Sequence[Tensor]:
-        """The whole attention of the questions: [tokens, query_heads, v_dim]."""
-        rows = self._rows()
-        shared, q = self._shared(backend, rows), fold(self.q, KV_HEADS)
-        return [backend.own_and_merge(rows, q, self.own_k, self.own_v, shared, sinks=self.sinks, **self.how)]
-
-    def read(self, backend: AttentionBackend) -> Sequence[Tensor]:
-        """The document's last tokens: [tokens, query_heads, v_dim] and the log-sum-exp [kv_heads, rows]."""
-        if backend.name == "torch":  # not the flash attention that it prefers where there is one
-            part = plain_attend(self.chunk, self.k, self.v, **self.how)
-        else:
-            rows = PrefillRows(CHUNK, self.device)
-            part = backend.prefill(rows, self.chunk, self.k, self.v, **self.how)
-        return [unfold(part.out, CHUNK), part.lse]
-
-    def exact_shared(self) -> Sequence[Tensor]:
-        out, lse = self._exact(self.q, self.k, self.v, torch.ones(self.tokens, DOCUMENT, dtype=torch.bool))
-        return [fold(out.transpose(0, 1), KV_HEADS), fold(lse[..., None], KV_HEADS)[..., 0]]
-
-    def exact_answer(self) -> Sequence[Tensor]:
-        rows, made = self._rows(), []
-        for token, (slot, local) in enumerate(zip(rows.slots, rows.local.tolist(), strict=True)):
-            k = torch.cat([self.k, self.own_k[slot, :, : local + 1]], 1)
-            v = torch.cat([self.v, self.own_v[slot, :, : local + 1]], 1)
-            seen = (torch.arange(k.shape[1]) > DOCUMENT + local - self.window)[None]
-            made.append(self._exact(self.q[:, token : token + 1], k, v, seen)[0])
-        return [torch.cat(made)]
-
-    def exact_read(self) -> Sequence[Tensor]:
-        at, keys = torch.arange(DOCUMENT - CHUNK, DOCUMENT)[:, None], torch.arange(DOCUMENT)
-        out, lse = self._exact(self.chunk, self.k, self.v, (keys <= at) & (keys > at - self.window))
-        return [out, fold(lse[..., None], KV_HEADS)[..., 0]]
-
-    def _rows(self) -> DecodeRows:
-        return DecodeRows([*COUNTS], [*LENGTHS], self.device)
-
-    def _shared(self, backend: AttentionBackend, rows: DecodeRows) -> Attended:
-        return backend.shared(rows, fold(self.q, KV_HEADS), self.k, self.v, **self.how)
-
-    def _exact(self, q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
-        """One softmax over all keys: [tokens, query_heads, v_dim] and its log-sum-exp [query_heads, tokens]."""
-        k, v = (part.cpu().double().repeat_interleave(GROUP, 0) for part in (k, v))
-        scores = q.cpu().double() @ k.transpose(1, 2) * self.scale
-        if self.softcap is not None:
-            scores = self.softcap * torch.tanh(scores / self.softcap)
-        scores = scores.masked_fill(~seen, float("-inf"))
-        if self.sinks is not None:
-            sinks = self.sinks.cpu().double()[:, None, None].expand(-1, scores.shape[1], 1)
-            scores, v = torch.cat([scores, sinks], 2), torch.cat([v, v.new_zeros((len(v), 1, v.shape[2]))], 1)
-        return (scores.softmax(-1) @ v).transpose(0, 1), scores.logsumexp(-1)
 
 
 Make = Callable[[], AttentionBackend]
@@ -207,7 +108,7 @@ def _attention(
         backend = make()
     except (BuildFailed, ImportError, OSError) as exc:
         raise Missing(f"attention runs in plain torch: {str(exc).splitlines()[0]}") from exc
-    cases = [_Case(device, dtype, dim, v, window=window, softcap=softcap, sinks=sinks) for dim, v in dims]
+    cases = [AttentionCase(device, dtype, dim, v, window=window, softcap=softcap, sinks=sinks) for dim, v in dims]
     return Trial(
         lambda: [found for case in cases for do in does for found in getattr(case, do)(backend)],
         lambda found: _largest_difference(
@@ -230,7 +131,7 @@ ATTENTION: dict[str, Callable[[Make, torch.device, torch.dtype], Trial]] = {
 def _flash(device: torch.device, dtype: torch.dtype) -> Trial:
     """The device's own operator, both ways in which prefill calls it."""
     flash, dim = DEVICES[device.type].flash, 128
-    case = _Case(device, dtype, dim, dim)
+    case = AttentionCase(device, dtype, dim, dim)
     past = DOCUMENT - CHUNK
 
     def run() -> Sequence[Tensor]:
@@ -243,8 +144,8 @@ def _flash(device: torch.device, dtype: torch.dtype) -> Trial:
 
     def measure(found: Sequence[Tensor]) -> float:
         own, whole = torch.ones(CHUNK, CHUNK, dtype=torch.bool).tril(), torch.ones(CHUNK, past, dtype=torch.bool)
-        expected = [*case._exact(case.chunk, case.k[:, past:], case.v[:, past:], own)]
-        expected += case._exact(case.chunk, case.k[:, :past], case.v[:, :past], whole)
+        expected = [*case.exact(case.chunk, case.k[:, past:], case.v[:, past:], own)]
+        expected += case.exact(case.chunk, case.k[:, :past], case.v[:, :past], whole)
         return _largest_difference(expected, found)
 
     try:
@@ -256,7 +157,7 @@ def _flash(device: torch.device, dtype: torch.dtype) -> Trial:
 
 def _linear(device: torch.device, dtype: torch.dtype, native: bool) -> Trial:
     layer = nn.Linear(576, 200, device=device, dtype=dtype)
-    given = [_random(rows, 576, seed=rows).to(device, dtype) for rows in ROWS_OF_STEPS]
+    given = [random_tensor(rows, 576, seed=rows).to(device, dtype) for rows in ROWS_OF_STEPS]
     weight, bias = layer.weight.detach().cpu().double(), layer.bias.detach().cpu().double()
     expected = [nn.functional.linear(x.cpu().double(), weight, bias) for x in given]
     if native:
@@ -304,7 +205,7 @@ def _ask(model: LanguageModel, document: list[int], questions: list[list[int]]) 
 def _codec(codec: str, device: torch.device, dtype: torch.dtype) -> Trial:
     kv = PrefixKV(150)
     for layer in range(2):
-        k, v = (_random(KV_HEADS, kv.capacity, 64, seed=layer * 2 + part).to(device, dtype) for part in range(2))
+        k, v = (random_tensor(KV_HEADS, kv.capacity, 64, seed=layer * 2 + part).to(device, dtype) for part in range(2))
         kv.write(layer, 0, k, v)
     kv.length = kv.capacity
     name = str(dtype).removeprefix("torch.")
@@ -321,7 +222,7 @@ def _codec(codec: str, device: torch.device, dtype: torch.dtype) -> Trial:
 
 def _copy(device: torch.device, dtype: torch.dtype, pinned: bool) -> Trial:
     """Exact, also as a view, and without waiting where the memory is pinned."""
-    numbers = _random(3, 1000, 64, seed=1).to(dtype)
+    numbers = random_tensor(3, 1000, 64, seed=1).to(dtype)
     given = numbers.pin_memory() if pinned else numbers
 
     def run() -> Sequence[Tensor]:
@@ -335,7 +236,7 @@ def _copy(device: torch.device, dtype: torch.dtype, pinned: bool) -> Trial:
 
 def _sampling(device: torch.device) -> Trial:
     """Greedy, and drawn with a seed: the same tokens as from the same logits on the CPU."""
-    logits = _random(16, 5000, seed=1) * 4
+    logits = random_tensor(16, 5000, seed=1) * 4
     ways = (GenerationParams(), GenerationParams(temperature=0.8, top_p=0.9, top_k=50, seed=7))
 
     def draw(at: torch.device) -> Tensor:

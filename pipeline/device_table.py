@@ -45,7 +45,7 @@ def show_device_check(wanted: str, *, console: Console, json_output: bool) -> bo
         return _passed(results)
     console.print(Text(f"{device}: {name}, torch {torch.__version__}", style="bold"))
     console.print(_line(HEADINGS, ""), style="dim", soft_wrap=True)
-    for result in check_device(wanted):  # line by line: a driver that kills the process has named the op before
+    for result in check_device(wanted):  # line by line: it stays on the screen if the driver kills us
         results.append(result)
         console.print(_row(result), soft_wrap=True)
     counts = Counter[str](result.state for result in results)
