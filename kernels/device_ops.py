@@ -23,7 +23,7 @@ from kernels.prefill import prefill
 from kernels.sampling import Sampler
 from kernels.torch_backend import TorchBackend
 
-ROWS_OF_STEPS = (1, 5, 32)
+ROWS_OF_STEPS = (1, 5, 32, 128)
 # Relative, l2, of normally distributed numbers.
 CODEC_TOLERANCE = {"none": 0.0, "shuffle-zstd": 0.0, "int8": 0.01, "fp8": 0.05, "int4": 0.15}
 LINEAR_TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}  # relative, l2
