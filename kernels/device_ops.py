@@ -20,7 +20,7 @@ from kernels.native.backend import load_library
 from kernels.native.build import BuildFailed
 from kernels.params import GenerationParams
 from kernels.prefill import prefill
-from kernels.sampling import Sampler
+from kernels.sampling import Drawn, Sampler, draw
 from kernels.torch_backend import TorchBackend
 
 ROWS_OF_STEPS = (1, 5, 32, 128)
@@ -239,10 +239,9 @@ def _sampling(device: torch.device) -> Trial:
     logits = random_tensor(16, 5000, seed=1) * 4
     ways = (GenerationParams(), GenerationParams(temperature=0.8, top_p=0.9, top_k=50, seed=7))
 
-    def draw(at: torch.device) -> Tensor:
-        placed = logits.to(at)
-        drawn = [[Sampler(how, [row]).draw(placed[row]) for row in range(len(placed))] for how in ways]
-        return torch.tensor(drawn)
+    def drawn(at: torch.device) -> Tensor:
+        rows = [draw(logits.to(at), [Sampler(how, [row]) for row in range(len(logits))]) for how in ways]
+        return torch.tensor([[choice.token if isinstance(choice, Drawn) else -1 for choice in row] for row in rows])
 
-    expected = torch.stack([logits.double().argmax(-1), draw(torch.device("cpu"))[1]]).double()
-    return Trial(lambda: [draw(device)], partial(_largest_difference, [expected]))
+    expected = torch.stack([logits.double().argmax(-1), drawn(torch.device("cpu"))[1]]).double()
+    return Trial(lambda: [drawn(device)], partial(_largest_difference, [expected]))

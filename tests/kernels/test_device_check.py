@@ -8,14 +8,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from kernels import device_check, device_ops
+from kernels import device_check, device_ops, sampling
 from kernels.attention import Attended
 from kernels.codecs.none import Plain
 from kernels.device_check import OpResult, check_device
 from kernels.device_ops import Op, ops_of, sampling_op
 from kernels.errors import DeviceUnavailable
 from kernels.native.build import BuildFailed
-from kernels.sampling import Sampler
 from kernels.torch_backend import TorchBackend
 
 CPU = torch.device("cpu")
@@ -110,11 +109,11 @@ def test_a_wrong_log_sum_exp_fails_and_so_does_what_is_no_number(wrong: float, m
 def test_a_linear_layer_a_codec_a_copy_and_a_draw_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     names = ("linear, few rows", "codec none", "to the device and back", "sampling")
     assert [tried(name).state for name in names] == ["ok"] * 4
-    linear, draw, clone = nn.Linear.forward, Sampler.draw, Tensor.clone
+    linear, argmax, clone = nn.Linear.forward, sampling._argmax, Tensor.clone
     monkeypatch.setattr(nn.Linear, "forward", lambda self, x: linear(self, x) * 1.001)
     monkeypatch.setattr(Plain, "encode", lambda self, kind, tensor: {"": tensor.cpu() + 1e-3})
     monkeypatch.setattr(Tensor, "clone", lambda self, **how: clone(self, **how) + 1)
-    monkeypatch.setattr(Sampler, "draw", lambda self, logits: draw(self, logits) + 1)
+    monkeypatch.setattr(sampling, "_argmax", lambda logits: [token + 1 for token in argmax(logits)])
 
     assert [tried(name).state for name in names] == ["failed"] * 4
 
