@@ -5,6 +5,7 @@ KernelError
 |   |-- ModelMissing           no such folder, file or hub id
 |   |-- ModelIncomplete        the folder lacks files or weights
 |   |-- ModelUnsupported       its attention or state cannot be split exactly
+|   |-- AdapterUnusable        it cannot be merged into this model
 |   `-- DeviceUnavailable      the wanted device is not there
 |-- ContextExceeded            prompt and answer do not fit the model's context
 |-- NonFiniteLogits            the model's numbers are NaN or infinite
@@ -38,6 +39,13 @@ class ModelIncomplete(ModelError):
 class ModelUnsupported(ModelError):
     def __init__(self, name: str, reason: str) -> None:
         super().__init__(f"The model {name!r} cannot be used: {reason}.")
+        self.name = name
+        self.reason = reason
+
+
+class AdapterUnusable(ModelError):
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(f"The adapter {name!r} cannot be used: {reason}. Set PLATEMAKER_ADAPTER to another, or to none.")
         self.name = name
         self.reason = reason
 

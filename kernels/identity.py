@@ -27,10 +27,12 @@ TOKENIZER_FILES = (
 
 @dataclass(frozen=True)
 class ModelIdentity:
-    """SHA-256 digests (hex) of a model's parts, plus the type its KV is kept in."""
+    """SHA-256 digests (hex) of a model's parts, plus the type its KV is kept in. `adapter` is empty where there is
+    none."""
 
     weights: str
     config: str
+    adapter: str
     tokenizer: str
     template: str
     kv_dtype: str
@@ -48,7 +50,7 @@ def config_digest(config: dict[str, Any]) -> str:
 
 
 def tokenizer_digest(folder: Path) -> str:
-    found = {name: _file_digest(folder / name) for name in TOKENIZER_FILES if (folder / name).exists()}
+    found = {name: file_digest(folder / name) for name in TOKENIZER_FILES if (folder / name).exists()}
     if not found:
         raise ModelIncomplete(str(folder), "it has no tokenizer files")
     return digest_json(found)
@@ -69,13 +71,14 @@ def weights_digest(folder: Path) -> str:
         stat = path.stat()
         key = f"{path.resolve()}:{stat.st_size}:{stat.st_mtime_ns}"
         if key not in known:
-            known[key] = _file_digest(path)
+            known[key] = file_digest(path)
             _write_memory(memory, known)
         digests[path.name] = known[key]
     return digest_json(digests)
 
 
-def _file_digest(path: Path) -> str:
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file's bytes."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

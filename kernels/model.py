@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
+from kernels.adapter import adapter_digest, merge_adapter
 from kernels.architecture import check_architecture, context_len, read_config
 from kernels.backend import quicken_model
 from kernels.device import pick_device, pick_dtype, set_threads
@@ -142,6 +143,7 @@ def model_identity(folder: Path, prompter: Prompter, settings: KernelSettings) -
     return ModelIdentity(
         weights=weights_digest(folder),
         config=config_digest(read_config(folder)),
+        adapter="" if settings.adapter is None else adapter_digest(settings.adapter),
         tokenizer=tokenizer_digest(folder),
         template=prompter.template_digest(),
         kv_dtype=str(dtype).removeprefix("torch."),
@@ -170,6 +172,8 @@ def load_model(folder: Path, settings: KernelSettings) -> LanguageModel:
     if info["missing_keys"]:
         missing = sorted(info["missing_keys"])
         raise ModelIncomplete(str(folder), f"{len(missing)} weights are missing, {missing[0]!r} among them")
+    if settings.adapter is not None:
+        hf = merge_adapter(hf, settings.adapter)
     model = prepare_model(hf, device, context_len(config))
     check_split(folder.name, model)
     return model

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -27,6 +27,11 @@ class KernelSettings(BaseSettings):
     model: str = Field(
         default_factory=lambda: str(user_cache_dir() / "models" / "smollm2-135m-instruct"),
         description="Model: a Hugging Face folder, a .gguf file, or a hub id.",
+    )
+    adapter: Path | None = Field(
+        None,
+        description="LoRA adapter: a folder of peft's with adapter_config.json and adapter_model.safetensors (path), "
+        "merged into the model. Part of each snapshot's identity. Needs the extra `lora`.",
     )
     device: str = Field(
         "auto", description="Device: auto (musa, then cuda, then cpu), musa, cuda, cpu, or one card such as cuda:1."
@@ -55,11 +60,19 @@ class KernelSettings(BaseSettings):
         description="The instruction that precedes every document. Part of each snapshot's identity.",
     )
 
+    @field_validator("adapter", mode="before")
+    @classmethod
+    def _named_adapter(cls, value: object) -> object:
+        """An empty variable is none."""
+        return Path(value).expanduser() if isinstance(value, str) and value else value or None
+
     @property
     def model_name(self) -> str:
-        """What jobs and workers call the model: a hub id as it is, otherwise the last part of the path."""
+        """What jobs and workers call the model: a hub id as it is, otherwise the last part of the path; with an
+        adapter, that of its path behind a plus sign."""
         is_hub_id = self.model.count("/") == 1 and not self.model.startswith((".", "/", "~"))
-        return self.model if is_hub_id else Path(self.model).name
+        name = self.model if is_hub_id else Path(self.model).name
+        return name if self.adapter is None else f"{name}+{self.adapter.name}"
 
     @classmethod
     def settings_customise_sources(

@@ -56,7 +56,7 @@ class Engine:
             prefix_ids=ids_digest(prefix_ids),
             weights=self.identity.weights,
             config=self.identity.config,
-            adapter="",
+            adapter=self.identity.adapter,
             tokenizer=self.identity.tokenizer,
             template=self.identity.template,
             kv_dtype=self.identity.kv_dtype,

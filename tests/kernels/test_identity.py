@@ -139,7 +139,7 @@ def test_size_and_time_of_change_are_trusted_until_the_cache_is_gone(folder: Pat
 
 def test_unchanged_weights_are_read_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = weights_digest(folder)
-    monkeypatch.setattr(identity, "_file_digest", lambda path: pytest.fail(f"{path} was read again"))
+    monkeypatch.setattr(identity, "file_digest", lambda path: pytest.fail(f"{path} was read again"))
 
     assert weights_digest(folder) == first
 
