@@ -45,7 +45,9 @@ class ModelUnsupported(ModelError):
 
 class AdapterUnusable(ModelError):
     def __init__(self, name: str, reason: str) -> None:
-        super().__init__(f"The adapter {name!r} cannot be used: {reason}. Set PLATEMAKER_ADAPTER to another, or to none.")
+        super().__init__(
+            f"The adapter {name!r} cannot be used: {reason}. Set PLATEMAKER_ADAPTER to another, or to none."
+        )
         self.name = name
         self.reason = reason
 

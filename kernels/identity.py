@@ -9,6 +9,7 @@ from typing import Any
 
 from kernels.architecture import VOLATILE
 from kernels.errors import ModelIncomplete
+from kernels.folder import weight_files
 from kernels.settings import user_cache_dir
 
 TOKENIZER_FILES = (
@@ -57,13 +58,14 @@ def tokenizer_digest(folder: Path) -> str:
 
 
 def weights_digest(folder: Path) -> str:
-    """Of the content of all weight files, whatever the folder is called.
+    """Of the content of the weight files, whatever the folder is called.
 
     Each file's digest is remembered in the user's cache under its path, size and time of change.
+
+    Raises:
+        ModelIncomplete: a file is missing or cut off.
     """
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        raise ModelIncomplete(str(folder), "it has no .safetensors file")
+    files = weight_files(folder)
     memory = user_cache_dir() / "digests.json"
     known = _read_memory(memory)
     digests = {}

@@ -59,6 +59,11 @@ class KernelSettings(BaseSettings):
         "You review documents. Answer the question using only the document, in one short sentence.",
         description="The instruction that precedes every document. Part of each snapshot's identity.",
     )
+    plain_prompt: bool = Field(
+        False,
+        description="Ask a base model, which has no chat template, in plain text (Question: … Answer:) instead of "
+        "refusing it.",
+    )
 
     @field_validator("adapter", mode="before")
     @classmethod

@@ -31,7 +31,7 @@ class Engine:
     def prompter(self) -> Prompter:
         folder = model_folder(self.settings.model)
         check_architecture(self.name, read_config(folder))
-        return Prompter(folder, self.settings.system_prompt)
+        return Prompter(folder, self.settings.system_prompt, plain=self.settings.plain_prompt)
 
     @cached_property
     def context_len(self) -> int:

@@ -21,10 +21,10 @@ from kernels.prefill import chunk_stops, prefill  # noqa: E402
 from kernels.settings import KernelSettings  # noqa: E402
 
 TOLERANCE = 1e-3
-CONFIG = dict(
-    vocab_size=96, hidden_size=32, intermediate_size=48, num_attention_heads=4, num_key_value_heads=2,
-    max_position_embeddings=256, initializer_range=0.3,
-)  # fmt: skip
+CONFIG = {
+    "vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "max_position_embeddings": 256, "initializer_range": 0.3,
+}  # fmt: skip
 Build = Callable[[PreTrainedConfig], PreTrainedModel]
 
 
@@ -167,9 +167,7 @@ def test_an_adapter_of_another_base_model_is_refused(
     assert "\n" not in str(caught.value)
 
 
-def test_without_peft_the_sentence_names_the_extra(
-    base: Path, adapter: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_peft_the_sentence_names_the_extra(base: Path, adapter: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
 
     with pytest.raises(AdapterUnusable, match=r"platemaker\[lora\]"):
