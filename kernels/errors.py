@@ -6,7 +6,9 @@ KernelError
 |   |-- ModelIncomplete        the folder lacks files or weights
 |   |-- ModelUnsupported       its attention or state cannot be split exactly
 |   |-- AdapterUnusable        it cannot be merged into this model
-|   `-- DeviceUnavailable      the wanted device is not there
+|   |-- DeviceUnavailable      the wanted device is not there
+|   `-- CardsConflict          two settings name different cards
+|-- RankLost                   a process that holds a part of the model is gone
 |-- ContextExceeded            prompt and answer do not fit the model's context
 |-- NonFiniteLogits            the model's numbers are NaN or infinite
 |-- NonFiniteKV                the same in its KV, where a lossy codec would hide it
@@ -60,6 +62,21 @@ class DeviceUnavailable(ModelError):
         )
         self.wanted = wanted
         self.found = found
+
+
+class CardsConflict(ModelError):
+    def __init__(self, what: str) -> None:
+        super().__init__(f"{what}. Set one of them, or both alike.")
+        self.what = what
+
+
+class RankLost(KernelError):
+    def __init__(self, count: int) -> None:
+        super().__init__(
+            f"One of the {count} processes that hold the model together has ended, so this one cannot go on. "
+            "Start the worker again; its log says which one ended."
+        )
+        self.count = count
 
 
 class ContextExceeded(KernelError):

@@ -100,6 +100,10 @@ class LanguageModel:
             first = stop
         return torch.cat(logits)
 
+    def ask_each(self, prefix: PrefixKV, suffix: SuffixKV, ids: list[int], start: int) -> Tensor:
+        """Runs tokens of slot 0, of which `start` are stored; returns the logits [tokens, vocab] after each."""
+        return self.forward(DecodeStep(prefix, suffix, [len(ids)], [start], self.device), ids, len(ids))
+
     def check_prefix(self, prefix: PrefixKV) -> None:
         """
         Raises:
@@ -153,8 +157,11 @@ def model_identity(folder: Path, prompter: Prompter, settings: KernelSettings) -
     )
 
 
-def load_model(folder: Path, settings: KernelSettings) -> LanguageModel:
+def load_model(folder: Path, settings: KernelSettings, *, ranks: int = 1) -> LanguageModel:
     """Loads the weights and proves on a short random text that splitting them is exact.
+
+    Weights that are stored in the compute dtype stay in the file's own pages, mapped privately. With several `ranks`,
+    each process of the group calls this at the same time and gets its part of the weights.
 
     Raises:
         ModelError: a subclass with the reason.
@@ -167,9 +174,15 @@ def load_model(folder: Path, settings: KernelSettings) -> LanguageModel:
     weight_files(folder)
     device = pick_device(settings.device)
     dtype = pick_dtype(settings.dtype, device)
+    parallel = {"distributed_config": {"tp_size": ranks}} if ranks > 1 else {}
     try:
         loaded: tuple[Any, dict[str, Any]] = AutoModelForCausalLM.from_pretrained(
-            str(folder), dtype=dtype, local_files_only=True, output_loading_info=True, ignore_mismatched_sizes=True
+            str(folder),
+            dtype=dtype,
+            local_files_only=True,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+            **parallel,
         )
     except (OSError, ValueError, RuntimeError, SafetensorError) as exc:
         raise ModelIncomplete(str(folder), f"transformers cannot load it ({str(exc).splitlines()[0]})") from exc
@@ -177,7 +190,7 @@ def load_model(folder: Path, settings: KernelSettings) -> LanguageModel:
     check_weights(folder, hf, info)
     if settings.adapter is not None:
         hf = merge_adapter(hf, settings.adapter)
-    model = prepare_model(hf, device, context_len(config))
+    model = prepare_model(hf, device, context_len(config), quicken=ranks == 1)
     check_split(folder.name, model)
     return model
 
@@ -204,11 +217,12 @@ def check_weights(folder: Path, hf: PreTrainedModel, info: dict[str, Any]) -> No
         )
 
 
-def prepare_model(hf: PreTrainedModel, device: torch.device, context: int) -> LanguageModel:
+def prepare_model(hf: PreTrainedModel, device: torch.device, context: int, *, quicken: bool = True) -> LanguageModel:
     """Puts our attention into a transformers model."""
     hf = hf.to(device).eval()
     hf.set_attn_implementation(ATTENTION_NAME)
-    quicken_model(hf, device)
+    if quicken:
+        quicken_model(hf, device)
     return LanguageModel(hf, device, next(hf.parameters()).dtype, context)
 
 

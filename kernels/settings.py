@@ -36,6 +36,15 @@ class KernelSettings(BaseSettings):
     device: str = Field(
         "auto", description="Device: auto (musa, then cuda, then cpu), musa, cuda, cpu, or one card such as cuda:1."
     )
+    cards: str = Field(
+        "",
+        pattern=r"^\s*([\w-]+\s*(,\s*[\w-]+\s*)*)?$",
+        description="Cards that a process may see (numbers, such as 0 or 0,1), one for each rank; sets "
+        "CUDA_VISIBLE_DEVICES and MUSA_VISIBLE_DEVICES. Default: what is visible.",
+    )
+    tensor_parallel: int = Field(
+        1, ge=1, description="Cards that hold one model together, each a part of every layer (count)."
+    )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="Compute and KV type. auto: bfloat16 where the device is fast at it, else float32."
     )

@@ -43,11 +43,16 @@ class Engine:
 
     @cached_property
     def model(self) -> LanguageModel:
-        return load_model(model_folder(self.settings.model), self.settings)
+        folder = model_folder(self.settings.model)
+        if self.settings.tensor_parallel > 1:
+            from kernels.group import load_parallel  # here: torch.distributed is of no use to a single rank
+
+            return load_parallel(folder, self.settings)
+        return load_model(folder, self.settings)
 
     @cached_property
     def producer(self) -> Producer:
-        return Producer(version=version("platemaker"), device=str(self.model.device), torch=torch.__version__)
+        return Producer(version=version("platemaker"), device=str(self.model.hf.device), torch=torch.__version__)
 
     def fingerprint(self, tenant: str, document_id: str, prefix_ids: list[int]) -> Fingerprint:
         return Fingerprint(
