@@ -8,12 +8,14 @@ KernelError
 |   |-- AdapterUnusable        it cannot be merged into this model
 |   |-- DeviceUnavailable      the wanted device is not there
 |   `-- CardsConflict          two settings name different cards
-|-- RankLost                   a process that holds a part of the model is gone
 |-- ContextExceeded            prompt and answer do not fit the model's context
 |-- NonFiniteLogits            the model's numbers are NaN or infinite
 |-- NonFiniteKV                the same in its KV, where a lossy codec would hide it
 |-- ChunkMismatch              bytes of a KV chunk or state do not fit this model
 `-- ProbeMismatch              a loaded snapshot does not do what it did where it was made
+
+SystemExit
+`-- RankLost                   a process that holds a part of the model is gone, so this one has to end too
 """
 
 
@@ -70,15 +72,6 @@ class CardsConflict(ModelError):
         self.what = what
 
 
-class RankLost(KernelError):
-    def __init__(self, count: int) -> None:
-        super().__init__(
-            f"One of the {count} processes that hold the model together has ended, so this one cannot go on. "
-            "Start the worker again; its log says which one ended."
-        )
-        self.count = count
-
-
 class ContextExceeded(KernelError):
     def __init__(self, needed: int, context_len: int) -> None:
         super().__init__(
@@ -117,3 +110,12 @@ class ProbeMismatch(KernelError):
         )
         self.error = error
         self.tolerance = tolerance
+
+
+class RankLost(SystemExit):
+    def __init__(self, count: int) -> None:
+        super().__init__(
+            f"One of the {count} processes that hold the model together has ended, so this one cannot go on. "
+            "Start the worker again; its log says which one ended."
+        )
+        self.count = count

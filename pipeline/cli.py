@@ -157,9 +157,14 @@ def run(
     asked = load_questions(questions, question)
     _require_questions(len(asked))
 
+    from kernels.cards import pin_cards
+    from kernels.settings import KernelSettings
+
+    kernel = KernelSettings(model=model) if model else KernelSettings()
+    pin_cards(kernel.cards, kernel.tensor_parallel)
+
     from kernels.params import GenerationParams
-    from kernels.settings import KernelSettings  # only now: a wrong question file is told before torch is loaded
-    from pipeline.run import run_here
+    from pipeline.run import run_here  # only now: a wrong question file is told before torch is loaded
     from pipeline.settings import PipelineSettings
     from storage.settings import StorageSettings
     from tasks.settings import TaskSettings
@@ -167,7 +172,7 @@ def run(
     console = Console(stderr=json_output)
     finished = run_here(
         storage=StorageSettings(),
-        kernel=KernelSettings(model=model) if model else KernelSettings(),
+        kernel=kernel,
         task=TaskSettings().model_copy(update={"broker_url": None}),
         settings=PipelineSettings(),
         files=files,
@@ -336,8 +341,13 @@ def worker(
     if task.broker_url is None:
         raise typer.BadParameter("a worker needs a broker: set PLATEMAKER_BROKER_URL.")
 
-    from kernels.settings import KernelSettings  # only now: a missing setting is told before torch is loaded
-    from pipeline.guard import check_no_other_kernels
+    from kernels.cards import pin_cards
+    from kernels.settings import KernelSettings
+
+    kernel = KernelSettings()
+    pin_cards(kernel.cards, kernel.tensor_parallel)
+
+    from pipeline.guard import check_no_other_kernels  # only now: a wrong setting is told before torch is loaded
     from storage.objects import check_store
     from storage.settings import StorageSettings
     from tasks.app import configure
@@ -345,7 +355,7 @@ def worker(
     from tasks.workplace import Workplace
 
     check_no_other_kernels()
-    place = Workplace.open(StorageSettings(), KernelSettings(), task)
+    place = Workplace.open(StorageSettings(), kernel, task)
     place.database.check_schema()
     check_store(place.store)
     _ = place.engine.model  # a worker whose model is wrong does not start
@@ -355,14 +365,19 @@ def worker(
 @cli.command()
 def doctor(json_output: Json = False) -> None:
     """Check database, store, broker, device and model by really using them."""
+    from kernels.cards import pin_cards
     from kernels.settings import KernelSettings
+
+    kernel = KernelSettings()
+    pin_cards(kernel.cards, kernel.tensor_parallel)
+
     from pipeline.doctor import run_checks
     from storage.settings import StorageSettings
     from tasks.settings import TaskSettings
 
     healthy = True
     console = Console()
-    for check in run_checks(StorageSettings(), KernelSettings(), TaskSettings()):
+    for check in run_checks(StorageSettings(), kernel, TaskSettings()):
         healthy &= check.ok
         if json_output:
             typer.echo(json.dumps(vars(check)))
