@@ -9,6 +9,7 @@ KernelError
 |   |-- DeviceUnavailable      the wanted device is not there
 |   `-- CardsConflict          two settings name different cards
 |-- ContextExceeded            prompt and answer do not fit the model's context
+|-- MemoryExceeded             it will not fit into what is free on the device
 |-- NonFiniteLogits            the model's numbers are NaN or infinite
 |-- NonFiniteKV                the same in its KV, where a lossy codec would hide it
 |-- ChunkMismatch              bytes of a KV chunk or state do not fit this model
@@ -80,6 +81,17 @@ class ContextExceeded(KernelError):
         )
         self.needed = needed
         self.context_len = context_len
+
+
+class MemoryExceeded(KernelError):
+    def __init__(self, what: str, needed: int, available: int, device: str, advice: str) -> None:
+        super().__init__(
+            f"{what} needs {needed / 1e6:,.0f} MB more memory, and {available / 1e6:,.0f} MB are free on {device}: "
+            f"{(needed - available) / 1e6:,.0f} MB are missing. {advice}, or use a device with more memory."
+        )
+        self.needed = needed
+        self.available = available
+        self.device = device
 
 
 class NonFiniteLogits(KernelError):

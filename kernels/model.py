@@ -51,6 +51,11 @@ class LanguageModel:
         return survey(self.hf, self.device, self.context_len)
 
     @property
+    def parts(self) -> tuple["LanguageModel", ...]:
+        """What of it takes memory for itself."""
+        return (self,)
+
+    @property
     def windows(self) -> dict[int, int]:
         """The layers that see only so many tokens back, their own counted."""
         return dict(self.layout.windows)

@@ -77,6 +77,11 @@ class ParallelModel(LanguageModel):
         """With the heads of all ranks."""
         return whole_layout(self.rank.model, self.rank.count)
 
+    @property
+    def parts(self) -> tuple[LanguageModel, ...]:
+        """The whole KV in the host's memory, and rank 0's part on its card; the others' are as large."""
+        return (self, self.rank.model)
+
     def order(self, what: str, **how: Any) -> Any:
         """Has all ranks do it; returns rank 0's result.
 
