@@ -25,8 +25,8 @@ from kernels.identity import digest_json
 PROMPT_VERSION = "prompt-1"
 ACKNOWLEDGEMENT = "I have read the document. What is your question?"
 NO_TEMPLATE = (
-    "its tokenizer has no chat template (chat_template.jinja, or chat_template in tokenizer_config.json); copy it from "
-    "where the model came from, or set PLATEMAKER_PLAIN_PROMPT=true for a base model"
+    "its tokenizer has no chat template (chat_template.jinja, or an entry of tokenizer_config.json); for a base model, "
+    "set PLATEMAKER_PLAIN_PROMPT=true"
 )
 _DOCUMENT = "\u2045document\u2046"
 _QUESTION = "\u2045question\u2046"

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import LlamaConfig, PreTrainedConfig, PreTrainedModel, Qwen2Config
+from transformers import PreTrainedConfig, PreTrainedModel, Qwen2Config
 
 from kernels.cards import pin_cards, rank_environment
 from kernels.codecs import decode_chunk, decode_state, encode_chunk, encode_state
@@ -29,32 +29,20 @@ CONFIG: dict[str, Any] = {
     "max_position_embeddings": 256,
     "initializer_range": 0.3,
 }
-CONFIGS = {
-    "2 ranks": (
-        2,
-        Qwen2Config(
-            **CONFIG,
-            use_sliding_window=True,
-            sliding_window=40,
-            layer_types=["full_attention", "sliding_attention"],
-        ),
-    ),
-    "4 ranks": (4, LlamaConfig(**CONFIG)),
-}
+COUNT = 4  # tests/tasks/test_parallel.py has two
+LAYERS = {"use_sliding_window": True, "sliding_window": 40, "layer_types": ["full_attention", "sliding_attention"]}
 STOPS = (30, 64, 100)
 
 
-@pytest.fixture(scope="module", params=CONFIGS)
+@pytest.fixture(scope="module")
 def both(
-    request: pytest.FixtureRequest,
     build_model: Callable[[PreTrainedConfig], PreTrainedModel],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[tuple[LanguageModel, ParallelModel]]:
-    count, config = CONFIGS[request.param]
     folder = tmp_path_factory.mktemp("model")
-    build_model(config).save_pretrained(folder)
+    build_model(Qwen2Config(**CONFIG, **LAYERS)).save_pretrained(folder)
     settings = KernelSettings(device="cpu", dtype="float32", threads=1)
-    parallel = load_parallel(folder, settings.model_copy(update={"tensor_parallel": count}))
+    parallel = load_parallel(folder, settings.model_copy(update={"tensor_parallel": COUNT}))
     yield load_model(folder, settings), parallel
     parallel.close()
 
@@ -133,7 +121,7 @@ def test_a_prefill_goes_on_behind_what_one_rank_stored(
     kv = several.new_kv(len(ids))
     for data, start, stop in zip(chunks[:2], (0, *STOPS), STOPS, strict=False):
         decode_chunk(data, kv, start, stop, codec="none", dtype="float32", device="cpu")
-    decode_state(states[1], kv, STOPS[1], device="cpu") if one.layout.has_state else setattr(kv, "length", STOPS[1])
+    decode_state(states[1], kv, STOPS[1], device="cpu")
 
     done = prefill(several, ids, stops=STOPS, kv=kv)
 
