@@ -15,7 +15,7 @@ import json
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -29,7 +29,7 @@ from torch import Tensor
 from kernels.errors import ModelUnsupported, RankLost
 from kernels.kv import PrefixKV, SuffixKV
 from kernels.layout import KVLayout
-from kernels.model import LanguageModel
+from kernels.model import Asked, LanguageModel
 from kernels.rank import Rank, WholeKV
 from kernels.steps import PrefillStep, ReplayStep, Step
 
@@ -50,9 +50,10 @@ class SharedSuffix(SuffixKV):
     def clear(self, slot: int) -> None:
         self._order("clear", suffix=self.key, slot=slot)
 
-    def grow(self, capacity: int) -> None:
-        self._order("grow", suffix=self.key, capacity=capacity)
-        self.capacity = capacity
+    def grow(self, slots: int, capacity: int) -> None:
+        if slots > self.slots or capacity > self.capacity:
+            super().grow(slots, capacity)
+            self._order("grow", suffix=self.key, slots=slots, capacity=capacity)
 
 
 @dataclass
@@ -102,10 +103,8 @@ class ParallelModel(LanguageModel):
                 raise RankLost(self.rank.count) from exc
 
     def new_kv(self, capacity: int, make_room: Callable[[int], None] = lambda _size_bytes: None) -> WholeKV:
-        shapes = {layer: self.layout.tokens[layer] for layer in self.layout.token_layers}
-        numbers = sum(shape.kv_heads * (shape.key_dim + shape.value_dim) for shape in shapes.values())
-        make_room(capacity * numbers * self.layout.dtype.itemsize)
-        kv = WholeKV.empty(capacity, shapes, dtype=self.layout.dtype, device=self.device, layout=self.layout)
+        make_room(self.prefix_bytes(capacity))
+        kv = WholeKV.empty(capacity, self.kv_shapes, dtype=self.layout.dtype, device=self.device, layout=self.layout)
         assert isinstance(kv, WholeKV)
         kv.key = self._new_key(kv)
         self._wholes[kv.key] = kv
@@ -131,18 +130,22 @@ class ParallelModel(LanguageModel):
         kv.spread = step.stop
         return logits
 
-    def ask(self, prefix: PrefixKV, suffix: SuffixKV, pending: Sequence[list[int]], lengths: Sequence[int]) -> Tensor:
-        self.check_prefix(prefix)
-        assert isinstance(prefix, WholeKV) and isinstance(suffix, SharedSuffix)
-        self._spread(prefix, prefix.length)
-        logits: Tensor = self.order(
-            "ask",
-            prefix=prefix.key,
-            length=prefix.length,
-            suffix=suffix.key,
-            pending=list(pending),
-            lengths=list(lengths),
-        )
+    def ask_all(self, documents: Iterable[Asked]) -> Tensor:
+        orders = []
+        for each in documents:
+            self.check_prefix(each.prefix)
+            assert isinstance(each.prefix, WholeKV) and isinstance(each.suffix, SharedSuffix)
+            self._spread(each.prefix, each.prefix.length)
+            orders.append(
+                {
+                    "prefix": each.prefix.key,
+                    "length": each.prefix.length,
+                    "suffix": each.suffix.key,
+                    "pending": list(each.pending),
+                    "lengths": list(each.lengths),
+                }
+            )
+        logits: Tensor = self.order("ask_all", documents=orders)
         return logits
 
     def ask_each(self, prefix: PrefixKV, suffix: SuffixKV, ids: list[int], start: int) -> Tensor:

@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from kernels.kv import PrefixKV, SuffixKV
-from kernels.model import LanguageModel
+from kernels.model import Asked, LanguageModel
 from kernels.steps import PrefillStep, ReplayStep
 from kernels.window import WindowKV
 
@@ -57,8 +58,8 @@ class Rank:
     def clear(self, suffix: int, slot: int) -> None:
         self._suffixes[suffix].clear(slot)
 
-    def grow(self, suffix: int, capacity: int) -> None:
-        self._suffixes[suffix].grow(capacity)
+    def grow(self, suffix: int, slots: int, capacity: int) -> None:
+        self._suffixes[suffix].grow(slots, capacity)
 
     def prefill(self, prefix: int, start: int, ids: list[int], keep: int) -> Tensor:
         return self.model.forward(PrefillStep(self._prefixes[prefix], start, len(ids)), ids, keep)
@@ -66,10 +67,13 @@ class Rank:
     def replay(self, prefix: int, start: int, ids: list[int], keep: int) -> Tensor:
         return self.model.forward(ReplayStep(self._prefixes[prefix], start, len(ids)), ids, keep)
 
-    def ask(self, prefix: int, length: int, suffix: int, pending: list[list[int]], lengths: list[int]) -> Tensor:
-        kv = self._prefixes[prefix]
-        kv.length = length
-        return self.model.ask(kv, self._suffixes[suffix], pending, lengths)
+    def ask_all(self, documents: list[dict[str, Any]]) -> Tensor:
+        asked = []
+        for each in documents:
+            kv = self._prefixes[each["prefix"]]
+            kv.length = each["length"]
+            asked.append(Asked(kv, self._suffixes[each["suffix"]], each["pending"], each["lengths"]))
+        return self.model.ask_all(asked)
 
     def ask_each(self, prefix: int, length: int, suffix: int, ids: list[int], start: int) -> Tensor:
         kv = self._prefixes[prefix]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from celery import Celery, Task
 from kombu import Exchange, Queue
 
-from kernels.errors import MemoryExceeded, RankLost
+from kernels.errors import RankLost
 from storage.errors import OUTAGES
 from tasks.queues import ALL_QUEUES, DECODE_QUEUE, PREFILL_QUEUE
 from tasks.settings import TaskSettings
@@ -23,7 +23,7 @@ EMBEDDED_BROKER = "memory://"
 class WorkTask(Task):  # type: ignore[misc] # celery is untyped
     """A task whose work stays in the rows when the store or the database cannot be used."""
 
-    throws = (*OUTAGES, MemoryExceeded)  # no traceback: the sentence says it
+    throws = OUTAGES  # no traceback: the sentence says it
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         place = app.require_workplace()

@@ -6,14 +6,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from kernels.codecs import KVReceiver, decode_state
-from kernels.errors import ChunkMismatch, MemoryExceeded, ProbeMismatch
+from kernels.errors import ChunkMismatch, ProbeMismatch
 from kernels.kv import PrefixKV
 from kernels.prefill import Probe, check_probe
 from kernels.prompt import ids_digest
 from storage.database import utc_now
 from storage.documents import get_text
 from storage.errors import ObjectMissing, SnapshotCorrupt
-from storage.items import fail_document_items, queued_items
 from storage.loading import get_chunks, load_chunks
 from storage.manifest import ChunkEntry, Manifest
 from storage.schema import SnapshotRow
@@ -85,7 +84,7 @@ def loaded(place: Workplace, row: SnapshotRow) -> Iterator[LoadedPrefix]:
 
     Raises:
         SnapshotCorrupt, ObjectMissing, ChunkMismatch: it is not what was published.
-        MemoryExceeded: it does not fit; its waiting items have ended with that reason.
+        MemoryExceeded: it does not fit, not even with one question.
     """
     kept = place.residents.get(resident_key(row))
     if kept is not None:
@@ -94,7 +93,7 @@ def loaded(place: Workplace, row: SnapshotRow) -> Iterator[LoadedPrefix]:
     manifest = get_manifest(place.store, row)
     if manifest.num_tokens != row.num_tokens:
         raise SnapshotCorrupt(row.fingerprint, expected=f"{row.num_tokens} tokens", actual=f"{manifest.num_tokens}")
-    max_batch = _fitting_batch(place, row)
+    max_batch = fitting_batch(place, row)
     kv = place.engine.model.new_kv(manifest.num_tokens, make_room=place.residents.make_room)
     if kv.layout.has_state:
         states = manifest.states or ()
@@ -118,25 +117,6 @@ def loaded(place: Workplace, row: SnapshotRow) -> Iterator[LoadedPrefix]:
         yield prefix
     finally:
         prefix.join()
-
-
-def _fitting_batch(place: Workplace, row: SnapshotRow) -> int:
-    with place.database.reading() as session:
-        items = queued_items(session, tenant=row.tenant, document_id=row.document_id, model=place.engine.name)
-    try:
-        return fitting_batch(place, row.num_tokens, items)
-    except MemoryExceeded as exc:
-        with place.database.writing() as session:
-            fail_document_items(
-                session,
-                tenant=row.tenant,
-                document_id=row.document_id,
-                model=place.engine.name,
-                code="no_memory",
-                error=str(exc),
-                now=utc_now(),
-            )
-        raise
 
 
 def load_run(place: Workplace, kv: PrefixKV, entries: Sequence[ChunkEntry], codec: str) -> None:

@@ -1,12 +1,12 @@
 """Refusing, before anything is taken, what will not fit into the memory of the device."""
 
-from collections.abc import Sequence
-
 from kernels.decode import ADMIT_TOKENS
 from kernels.errors import MemoryExceeded
 from kernels.memory import Need, check_room, decode_need, prefill_need
 from kernels.model import LanguageModel
-from storage.items import OpenItem
+from storage.database import utc_now
+from storage.items import fail_document_items, queued_items
+from storage.schema import SnapshotRow
 from tasks.workplace import Workplace
 
 
@@ -22,31 +22,48 @@ def require_room_to_read(place: Workplace, num_tokens: int) -> None:
         _require(place, part, need, f"Reading this document of {num_tokens:,} tokens")
 
 
-def fitting_batch(place: Workplace, num_tokens: int, items: Sequence[OpenItem]) -> int:
-    """How many of the questions fit at once behind a document that is still to be loaded: as many as the settings
+def refuse_waiting(place: Workplace, row: SnapshotRow, reason: MemoryExceeded) -> None:
+    """Ends the queued items of the snapshot's document."""
+    with place.database.writing() as session:
+        fail_document_items(
+            session,
+            tenant=row.tenant,
+            document_id=row.document_id,
+            model=place.engine.name,
+            code="no_memory",
+            error=str(reason),
+            now=utc_now(),
+        )
+
+
+def fitting_batch(place: Workplace, row: SnapshotRow) -> int:
+    """How many of the waiting questions fit at once behind a snapshot that is still to be loaded: as many as the settings
     allow, or half of it, and so on. Snapshots kept in memory go where that helps.
 
     Raises:
         MemoryExceeded: not even one.
     """
-    engine = place.engine
+    engine, num_tokens = place.engine, row.num_tokens
+    with place.database.reading() as session:
+        items = queued_items(session, tenant=row.tenant, document_id=row.document_id, model=engine.name)
     questions = [len(engine.prompter.question_ids(item.question)) for item in items]
     longest = max(
         (tokens + int(item.params["max_new_tokens"]) for tokens, item in zip(questions, items, strict=True)), default=1
     )
-    slots = min(engine.settings.max_batch, max(len(items), 1))
+    batch = min(engine.settings.max_batch, max(len(items), 1))
     while True:
+        slots = 1 << (batch - 1).bit_length()  # as a SuffixKV grows
         step_tokens = min(sum(questions), ADMIT_TOKENS) + max(questions, default=0)
         try:
             for part in engine.model.parts:
                 need = decode_need(part, num_tokens, slots=slots, slot_tokens=longest, step_tokens=step_tokens)
                 _require(place, part, need, f"Answering from this document of {num_tokens:,} tokens")
         except MemoryExceeded:
-            if slots == 1:
+            if batch == 1:
                 raise
-            slots //= 2
+            batch = slots // 2
         else:
-            return slots
+            return engine.settings.max_batch if batch == len(items) else batch
 
 
 def _require(place: Workplace, model: LanguageModel, need: Need, what: str) -> None:

@@ -75,11 +75,11 @@ def restored(model: LanguageModel, chunks: list[bytes], state: bytes) -> PrefixK
 def ask(model: LanguageModel, kv: PrefixKV, questions: list[list[int]]) -> Tensor:
     """Logits of two steps, with a slot moved, cleared and grown between them as the decoder does."""
     suffix = model.new_suffix(4, 0)
-    suffix.grow(12)
+    suffix.grow(4, 12)
     first = model.ask(kv, suffix, questions, [0] * 3)
     suffix.move(2, 0, len(questions[2]))
     suffix.clear(2)
-    suffix.grow(16)
+    suffix.grow(5, 16)
     second = model.ask(kv, suffix, [[5], [6, 7]], [len(questions[2]), len(questions[1])])
     return torch.cat([first, second])
 

@@ -29,7 +29,7 @@ def work_off(place: Workplace, submitted: Submission) -> SnapshotRow:
     assert snapshot_id is not None
     with place.database.reading() as session:
         row = get_snapshot(session, snapshot_id)
-    assert answer_waiting(place, row)
+    assert not answer_waiting(place, row)
     return row
 
 
