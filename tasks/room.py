@@ -37,8 +37,8 @@ def refuse_waiting(place: Workplace, row: SnapshotRow, reason: MemoryExceeded) -
 
 
 def fitting_batch(place: Workplace, row: SnapshotRow) -> int:
-    """How many of the waiting questions fit at once behind a snapshot that is still to be loaded: as many as the settings
-    allow, or half of it, and so on. Snapshots kept in memory go where that helps.
+    """How many of the waiting questions fit at once behind a snapshot that is still to be loaded: as many as the
+    settings allow, or half of it, and so on. Snapshots kept in memory go where that helps.
 
     Raises:
         MemoryExceeded: not even one.
