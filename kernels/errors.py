@@ -5,8 +5,11 @@ KernelError
 |   |-- ModelMissing           no such folder, file or hub id
 |   |-- ModelIncomplete        the folder lacks files or weights
 |   |-- ModelUnsupported       its attention or state cannot be split exactly
-|   `-- DeviceUnavailable      the wanted device is not there
+|   |-- AdapterUnusable        it cannot be merged into this model
+|   |-- DeviceUnavailable      the wanted device is not there
+|   `-- CardsConflict          two settings name different cards
 |-- ContextExceeded            prompt and answer do not fit the model's context
+|-- MemoryExceeded             it will not fit into what is free on the device
 |-- NonFiniteLogits            the model's numbers are NaN or infinite
 |-- NonFiniteKV                the same in its KV, where a lossy codec would hide it
 |-- ParamsRefused              how answers shall be generated makes no sense
@@ -16,6 +19,9 @@ KernelError
 |-- AnswerTooLarge             one question alone needs more memory than there is
 |-- ChunkMismatch              bytes of a KV chunk or state do not fit this model
 `-- ProbeMismatch              a loaded snapshot does not do what it did where it was made
+
+SystemExit
+`-- RankLost                   a process that holds a part of the model is gone, so this one has to end too
 """
 
 from typing import Any
@@ -49,6 +55,15 @@ class ModelUnsupported(ModelError):
         self.reason = reason
 
 
+class AdapterUnusable(ModelError):
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(
+            f"The adapter {name!r} cannot be used: {reason}. Set PLATEMAKER_ADAPTER to another, or to none."
+        )
+        self.name = name
+        self.reason = reason
+
+
 class DeviceUnavailable(ModelError):
     def __init__(self, wanted: str, found: tuple[str, ...], *, hint: str = "") -> None:
         super().__init__(
@@ -59,6 +74,12 @@ class DeviceUnavailable(ModelError):
         self.found = found
 
 
+class CardsConflict(ModelError):
+    def __init__(self, what: str) -> None:
+        super().__init__(f"{what}. Set one of them, or both alike.")
+        self.what = what
+
+
 class ContextExceeded(KernelError):
     def __init__(self, needed: int, context_len: int) -> None:
         super().__init__(
@@ -67,6 +88,17 @@ class ContextExceeded(KernelError):
         )
         self.needed = needed
         self.context_len = context_len
+
+
+class MemoryExceeded(KernelError):
+    def __init__(self, what: str, needed: int, available: int, device: str, advice: str) -> None:
+        super().__init__(
+            f"{what} needs {needed / 1e6:,.0f} MB more memory, and {available / 1e6:,.0f} MB are free on {device}: "
+            f"{(needed - available) / 1e6:,.0f} MB are missing. {advice}, or use a device with more memory."
+        )
+        self.needed = needed
+        self.available = available
+        self.device = device
 
 
 class NonFiniteLogits(KernelError):
@@ -141,3 +173,12 @@ class ProbeMismatch(KernelError):
         )
         self.error = error
         self.tolerance = tolerance
+
+
+class RankLost(SystemExit):
+    def __init__(self, count: int) -> None:
+        super().__init__(
+            f"One of the {count} processes that hold the model together has ended, so this one cannot go on. "
+            "Start the worker again; its log says which one ended."
+        )
+        self.count = count

@@ -57,7 +57,7 @@ def run_here(
     place.database.upgrade()
     check_store(place.store)
     with stage(console, f"Preparing the model {kernel.model_name}"):
-        _ = place.engine.prompter  # a missing or unsuitable model ends the run before anything is queued
+        _ = place.engine.identity  # a missing or unsuitable model ends the run before anything is queued
     app = configure(task)
     with embedded(app, place):
         with counting(console, "Reading files", len(files)) as tick:

@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 
 from kernels.decode import Decoder, DecodeRequest, DecodeResult
 from kernels.drafting import Lookup
-from kernels.errors import ParamsRefused
+from kernels.errors import MemoryExceeded, ParamsRefused
 from kernels.halving import answer_all
 from kernels.params import GenerationParams
 from kernels.prompt import Prompter
@@ -35,6 +35,7 @@ from storage.waiting import next_waiting_snapshot
 from tasks.app import app
 from tasks.errors import PromptChanged, WrongModel
 from tasks.loading import DAMAGED, LoadedPrefix, loaded
+from tasks.room import refuse_waiting
 from tasks.workplace import Workplace
 
 logger = logging.getLogger(__name__)
@@ -105,6 +106,8 @@ class _Run:
         self._todo = rows
         self._seen: set[int] = set()
         self._open: list[_Open] = []
+        self._decoder: Decoder
+        self._fitting_batch = place.engine.settings.max_batch
 
     def answer(self) -> None:
         """
@@ -114,7 +117,8 @@ class _Run:
         engine = self.place.engine
 
         def new_decoder(max_batch: int) -> Decoder:
-            return Decoder(engine.model, engine.prompter, max_batch=max_batch)
+            self._decoder = Decoder(engine.model, engine.prompter, max_batch=min(max_batch, self._fitting_batch))
+            return self._decoder
 
         while True:
             batch = engine.settings.max_batch
@@ -185,7 +189,7 @@ class _Run:
                 yield found
 
     def _enter(self, row: SnapshotRow) -> _Open | None:
-        """None: it is out of use, and lost."""
+        """None: it is out of use, and lost, or does not fit into memory."""
         place, owner = self.place, self.place.new_owner()
         with ExitStack() as stack:
             stack.enter_context(place.heartbeat.holding(owner))
@@ -197,6 +201,12 @@ class _Run:
             except DAMAGED as exc:
                 self._quarantine(row, exc)
                 return None
+            except MemoryExceeded as exc:
+                if not self._open:  # else there may be room once the others are answered
+                    refuse_waiting(place, row, exc)
+                return None
+            self._fitting_batch = min(self._fitting_batch, prefix.max_batch)
+            self._decoder.max_batch = min(self._decoder.max_batch, self._fitting_batch)
             self._open.append(_Open(row, owner, prefix, stack.pop_all()))
         return self._open[-1]
 
