@@ -133,12 +133,13 @@ DOCUMENT_ERRORS: dict[str, Callable[..., DocumentError]] = {
 class QuestionFileError(PipelineError):
     """{place}: {reason}; correct the file and submit it again."""
 
-    def __init__(self, path: Path, *, reason: str, line: int | None = None) -> None:
+    def __init__(self, path: Path, *, reason: str, line: int | None = None, unit: str = "line") -> None:
         super().__init__()
         self.path = path
         self.line = line
         self.reason = reason
-        self.place = f"{path}, line {line}" if line else str(path)
+        self.place = f"{path}, {unit} {line}" if line else str(path)
+        self.others: tuple[QuestionFileError, ...] = ()  # what else is wrong in the file
 
 
 class AmbiguousDocument(PipelineError):
