@@ -10,6 +10,7 @@
     │   ├── UnreadableDocument
     │   └── ParseLimitExceeded
     ├── QuestionFileError
+    ├── UnknownFormat            no report has this file's ending
     ├── AmbiguousDocument        several documents were submitted under this name
     └── LocalServerError         a server of this machine cannot run
         ├── ServerNotInstalled
@@ -140,6 +141,15 @@ class QuestionFileError(PipelineError):
         self.reason = reason
         self.place = f"{path}, {unit} {line}" if line else str(path)
         self.others: tuple[QuestionFileError, ...] = ()  # what else is wrong in the file
+
+
+class UnknownFormat(PipelineError):
+    """{path.name} has none of the endings of reports; use {endings}."""
+
+    def __init__(self, path: Path, endings: list[str]) -> None:
+        super().__init__()
+        self.path = path
+        self.endings = ", ".join(endings)
 
 
 class AmbiguousDocument(PipelineError):

@@ -12,7 +12,7 @@ from sqlalchemy import func, or_, select, update
 from sqlalchemy.orm import Session
 
 from storage.jobs import finish_if_done
-from storage.schema import AnswerRow, ItemRow, ItemState, JobRow, QuestionRow
+from storage.schema import SPEC_PARAM, AnswerRow, ItemRow, ItemState, JobRow, QuestionRow
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,10 @@ def _open_items(session: Session, tenant: str, document_id: str, model: str, lim
     )
     if limit is not None:
         query = query.limit(limit).with_for_update(of=ItemRow, skip_locked=True)
-    return [OpenItem(*row) for row in session.execute(query).all()]
+    rows = session.execute(query).all()
+    return [
+        OpenItem(*row, {name: value for name, value in params.items() if name != SPEC_PARAM}) for *row, params in rows
+    ]
 
 
 def answer_item(session: Session, item_id: int, *, owner: str, answer: NewAnswer, now: datetime) -> bool:

@@ -45,9 +45,7 @@ class Expansion:
     ) -> tuple[RawFile, Mapping[str, str], tuple[Path, ...]]:
         name = entry.value["include"]
         if not isinstance(name, str) or not name or "\0" in name:
-            raise QuestionFileError(
-                file.path, line=entry.line, reason="an include needs the name of one playbook or file"
-            )
+            raise QuestionFileError(file.path, line=entry.line, reason="an include needs the name of a playbook")
         path = playbook_path(Path(name), file.path.parent)
         if path.resolve() in within:
             raise QuestionFileError(file.path, line=entry.line, reason=f"{name} includes itself")

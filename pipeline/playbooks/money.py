@@ -7,10 +7,11 @@ from typing import NamedTuple
 
 from pipeline.playbooks.numerals import NUMERALS, chinese_number
 
-_CODES = (
-    "AED AUD BRL CAD CHF CLP CNY COP CZK DKK EUR GBP HKD HUF IDR ILS INR JPY KRW MXN MYR NOK NZD PHP PLN RON RUB SAR "
-    "SEK SGD THB TRY TWD USD VND ZAR"
-).split()
+_LISTED = """
+    AED AUD BRL CAD CHF CLP CNY COP CZK DKK EUR GBP HKD HUF IDR ILS INR JPY KRW MXN MYR NOK NZD PHP PLN RON RUB SAR SEK
+    SGD THB TRY TWD USD VND ZAR
+"""
+_CODES = frozenset(_LISTED.split())
 # The longest first: "US$" is not "$". A bare $ is taken as US dollars, a bare ¥ as renminbi.
 _SYMBOLS = {
     "US$": "USD", "U.S.$": "USD", "HK$": "HKD", "NT$": "TWD", "A$": "AUD", "C$": "CAD", "S$": "SGD", "$": "USD",
@@ -19,12 +20,14 @@ _SYMBOLS = {
     "US dollars": "USD", "U.S. dollars": "USD", "dollars": "USD", "euros": "EUR", "euro": "EUR",
     "pounds sterling": "GBP", "pounds": "GBP", "yuan": "CNY", "yen": "JPY", "円": "JPY", "元": "CNY", "圆": "CNY",
 }  # fmt: skip
-_CURRENCY = "|".join([*(rf"\b{code}\b" for code in _CODES), *map(re.escape, sorted(_SYMBOLS, key=len, reverse=True))])
+_NAMES = [*(rf"\b{code}\b" for code in sorted(_CODES)), *map(re.escape, sorted(_SYMBOLS, key=len, reverse=True))]
+_CURRENCY = "|".join(_NAMES)
 _FIGURE = r"\d{1,3}(?:[ \u00a0']\d{3})+(?:[.,]\d{1,2})?(?!\d)|\d[\d.,]*\d|\d"
 _SCALE = r"billion|bn|million|mio|mn|thousand|万亿|亿|億|百万|千万|万|萬|千|[kKmM](?![\w])"
 _SCALES = {
     "billion": 10**9, "bn": 10**9, "million": 10**6, "mio": 10**6, "mn": 10**6, "m": 10**6, "thousand": 10**3,
-    "k": 10**3, "万亿": 10**12, "亿": 10**8, "億": 10**8, "千万": 10**7, "百万": 10**6, "万": 10**4, "萬": 10**4, "千": 10**3,
+    "k": 10**3, "万亿": 10**12, "亿": 10**8, "億": 10**8, "千万": 10**7, "百万": 10**6, "万": 10**4, "萬": 10**4,
+    "千": 10**3,
 }  # fmt: skip
 _AMOUNT = re.compile(
     rf"(?P<before>{_CURRENCY})?\s*[:：]?\s*(?<![\d.,])(?:(?P<figure>{_FIGURE})\s*(?P<scale>{_SCALE})?"

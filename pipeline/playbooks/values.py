@@ -20,7 +20,7 @@ _NOT_FOUND = re.compile(
       | n/a\W*$ | none\W*$ | unknown\W*$
       | no\ (?:mention|information|such\ (?:clause|provision|information))\b
       | (?:the\ |this\ )?(?:document|agreement|contract|text)\ (?:does\ not|doesn't|doesn’t)\ (?:\w+ly\ )?
-        (?:say|state|specify|mention|provide\ (?:any\ |that\ )?information|contain\ (?:any\ |that\ )?information|address)\b
+        (?:say|state|specify|mention|address|(?:provide|contain)\ (?:any\ |that\ )?information)\b
       | (?:本?(?:文件|合同|协议|文档)(?:中|里)?)?
         (?:未找到|未提及|未约定|未载明|未写明|未说明|未规定|未作约定|没有提及|没有约定|没有说明|没有写明|没有规定|没有找到
           |无相关(?:约定|信息|规定)|不适用)

@@ -1,0 +1,56 @@
+"""What every format of a report has in common: it is begun, takes lines in order, and is finished."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from pipeline.playbooks.answer_types import AnswerSpec
+from pipeline.report.rows import LineInText
+from pipeline.report.summary import Summary, Tally
+from storage.jobs import JobStatus, ReportQuestion
+
+
+@dataclass(frozen=True)
+class Heading:
+    """What is known of a report before its first line."""
+
+    job: JobStatus
+    questions: list[ReportQuestion]
+    sources: int
+
+    @property
+    def title(self) -> str:
+        return self.job.title or f"Job {self.job.job_id}"
+
+    def asked(self, number: int) -> str:
+        """The question as a person wrote it."""
+        question = self.questions[number]
+        return AnswerSpec.of(question.spec).question or question.text
+
+
+class Sink(Protocol):
+    """Writes one file. Lines come source by source, each with all questions in order."""
+
+    def add(self, found: LineInText) -> None: ...
+
+    def finish(self, summary: Summary, tally: Tally) -> None:
+        """Completes and closes the file."""
+
+    def close(self) -> None:
+        """Lets go of what is open; safe after `finish` and in the middle."""
+
+
+def without_controls(text: str) -> str:
+    """With U+FFFD for characters that XML and spreadsheets do not take, and plain line ends."""
+    return text.replace("\r\n", "\n").replace("\r", "\n").translate(_CONTROLS)
+
+
+_CONTROLS = {
+    code: "\ufffd"
+    for code in (*range(9), 11, 12, *range(14, 32), *range(127, 160), *range(0xD800, 0xE000), 0xFFFE, 0xFFFF)
+}
+
+
+def fresh_path(path: Path) -> Path:
+    """Where a file is written before it takes its place."""
+    return path.with_name(f".{path.name}.new")
