@@ -99,7 +99,10 @@ def _open_items(session: Session, tenant: str, document_id: str, model: str, lim
         query = query.limit(limit).with_for_update(of=ItemRow, skip_locked=True)
     rows = session.execute(query).all()
     return [
-        OpenItem(*row, {name: value for name, value in params.items() if name != SPEC_PARAM}) for *row, params in rows
+        OpenItem(
+            row.item_id, row.job_id, row.text, {name: row.params[name] for name in row.params if name != SPEC_PARAM}
+        )
+        for row in rows
     ]
 
 

@@ -1,6 +1,7 @@
 """What a report shows for one document and question."""
 
 import json
+import re
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -73,6 +74,7 @@ def cell_of(row: ReportRow, evidence: Evidence | None) -> Cell:
     )
 
 
+_CJK = re.compile(r"[\u3400-\u9fff]")
 _NAMES = {
     AnswerType.TEXT: "text",
     AnswerType.YES_NO: "yes or no",
@@ -87,8 +89,7 @@ _NAMES = {
 def show_value(answer_type: AnswerType, value: Any, words: str) -> str:
     match answer_type:
         case AnswerType.YES_NO:
-            chinese = any("\u4e00" <= letter <= "\u9fff" for letter in words)
-            return ("是" if value else "否") if chinese else ("Yes" if value else "No")
+            return ("是" if value else "否") if _CJK.search(words) else ("Yes" if value else "No")
         case AnswerType.MONEY:
             whole, point, cents = value["amount"].partition(".")
             return f"{value['currency'] or ''} {int(whole):,}{point}{cents}".strip()

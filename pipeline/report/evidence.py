@@ -40,7 +40,7 @@ class DocumentIndex:
         self._text = text
         self._page_starts = page_starts
         self._spans = [match.span() for match in WORD.finditer(text)]
-        self._words = _words(text)
+        self._words = _plain([text[start:stop] for start, stop in self._spans])
         self._positions: dict[str, list[int]] = defaultdict(list)
         for position, word in enumerate(self._words):
             self._positions[word].append(position)
@@ -70,16 +70,39 @@ class DocumentIndex:
         return len(self._positions[word]) <= MOST_PLACES and FIGURE.search(word) is not None
 
     def _longest_run(self, words: list[str]) -> tuple[int, int]:
-        """The words [begin, end) of the document."""
-        best_begin, best_end = 0, 0
-        lengths: dict[int, int] = {}  # of the runs up to this word of the answer, by where they end in the document
-        for word in words:
-            lengths = {position + 1: lengths.get(position, 0) + 1 for position in self._positions.get(word, ())}
-            for end, length in lengths.items():
-                if length > best_end - best_begin:
-                    best_begin, best_end = end - length, end
-        return best_begin, best_end
+        """The words [begin, end) of the document, with at least one that is not a function word; else (0, 0).
+
+        A run is followed both ways from such a word, once for each way that document and answer can lie side by side.
+        """
+        document, most = self._words, len(self._words)
+        best_begin, best_length, best_end = 0, 0, 0  # in the document, and the end in the answer
+        followed: dict[int, int] = {}  # shift of the document against the answer → where in the answer its run ended
+        for at, word in enumerate(words):
+            if word in COMMON:
+                continue
+            for position in self._positions.get(word, ()):
+                shift = position - at
+                if followed.get(shift, 0) > at:
+                    continue
+                begin, end = at, at + 1
+                while begin and begin + shift and document[begin + shift - 1] == words[begin - 1]:
+                    begin -= 1
+                while end < len(words) and end + shift < most and document[end + shift] == words[end]:
+                    end += 1
+                if end > at + 1:
+                    followed[shift] = end
+                length = end - begin
+                if length > best_length or (
+                    length == best_length and (end, begin + shift) < (best_end, best_begin)
+                ):  # of several, the first in the answer, then in the document
+                    best_begin, best_length, best_end = begin + shift, length, end
+        return best_begin, best_begin + best_length
 
 
 def _words(text: str) -> list[str]:
-    return [match.group().casefold().replace("’", "'") for match in WORD.finditer(text)]
+    return _plain(WORD.findall(text))
+
+
+def _plain(words: list[str]) -> list[str]:
+    """All at once: a word holds no line end."""
+    return "\n".join(words).casefold().replace("’", "'").split("\n") if words else []

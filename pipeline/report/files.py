@@ -1,7 +1,7 @@
 """Reports as files: the format is the file's ending, and one pass over the answers writes them all."""
 
 from collections.abc import Iterable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from enum import StrEnum
 from pathlib import Path
 from typing import IO
@@ -65,10 +65,7 @@ def write_reports(
         UnknownFormat: no report has the ending of one of the paths.
     """
     kinds = list(formats) if formats is not None else [format_of(path) for path in paths]
-    with database.reading() as session:
-        job = job_status(session, tenant, job_id)
-        heading = Heading(job, job_questions(session, tenant, job_id), job.sources)
-    tally = Tally()
+    heading, tally = _heading(database, tenant, job_id), Tally()
     with ExitStack() as stack:
         sinks = []
         for path, kind in zip(paths, kinds, strict=True):
@@ -88,6 +85,28 @@ def write_reports(
         for path in paths:
             fresh_path(path).replace(path)
     return summary
+
+
+def stream_report(
+    database: Database, store: ObjectStore, tenant: str, job_id: str, kind: Format, file: IO[str]
+) -> None:
+    """Writes a report of any format but XLSX to an open file, such as standard output.
+
+    Raises:
+        JobMissing: this tenant has no such job.
+    """
+    heading, tally = _heading(database, tenant, job_id), Tally()
+    with closing(text_sink(file, kind, heading)) as sink:
+        for found in lines_in_text(database, store, tenant, job_id):
+            tally.add(found.line)
+            sink.add(found)
+        sink.finish(summary_of(database, tenant, job_id, tally), tally)
+
+
+def _heading(database: Database, tenant: str, job_id: str) -> Heading:
+    with database.reading() as session:
+        job = job_status(session, tenant, job_id)
+        return Heading(job, job_questions(session, tenant, job_id), job.sources)
 
 
 def _open(path: Path, kind: Format, heading: Heading, stack: ExitStack, *, bom: bool) -> Sink:

@@ -63,7 +63,7 @@ class PageSink:
             f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
             f'<meta name="viewport" content="width=device-width, initial-scale=1">\n<title>{title}</title>\n'
             f"<style>{style}</style>\n<header><div><h1>{title}</h1><p>{about} <span id=shown></span></p></div>\n"
-            f'<div class="tools">{_CHIPS}<input type="search" id="search" placeholder="Search answers and files  ( / )" '
+            f'<div class="tools">{_CHIPS}<input type="search" id="search" placeholder="Search answers and files ( / )" '
             f'aria-label="Search"></div></header>\n'
             f'<main><table><thead><tr><th scope="col">Document</th>{heads}</tr></thead>\n<tbody>\n'
         )

@@ -1,5 +1,6 @@
 """What every format of a report has in common: it is begun, takes lines in order, and is finished."""
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -42,13 +43,12 @@ class Sink(Protocol):
 
 def without_controls(text: str) -> str:
     """With U+FFFD for characters that XML and spreadsheets do not take, and plain line ends."""
-    return text.replace("\r\n", "\n").replace("\r", "\n").translate(_CONTROLS)
+    if _CONTROL.search(text) is None:
+        return text
+    return _CONTROL.sub("\ufffd", text.replace("\r\n", "\n").replace("\r", "\n"))
 
 
-_CONTROLS = {
-    code: "\ufffd"
-    for code in (*range(9), 11, 12, *range(14, 32), *range(127, 160), *range(0xD800, 0xE000), 0xFFFE, 0xFFFF)
-}
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 
 
 def fresh_path(path: Path) -> Path:

@@ -17,7 +17,13 @@ MOST_ROWS = 1_048_576
 MOST_COLUMNS = 16_384
 _FORMULA = re.compile(r"[=+\-@\t\r＝＋－＠]")
 
-Look = dict[str, Any]  # properties of a cell's format
+Look = tuple[tuple[str, Any], ...]  # properties of a cell's format; later ones win
+_TYPED: Look = (("quote_prefix", True),)
+PLAIN: Look = ()
+
+
+def look(**properties: Any) -> Look:
+    return tuple(properties.items())
 
 
 class Book:
@@ -26,37 +32,36 @@ class Book:
     def __init__(self, path: Path) -> None:
         self._folder = TemporaryDirectory(prefix="platemaker-")
         self._book = Workbook(str(path), {"constant_memory": True, "tmpdir": self._folder.name})
-        self._formats: dict[tuple[tuple[str, Any], ...], Format] = {}
+        self._formats: dict[Look, Format] = {}
         self._long: Worksheet | None = None
         self._long_rows = 0
 
     def sheet(self, name: str) -> Worksheet:
         return self._book.add_worksheet(name)
 
-    def format(self, look: Look) -> Format:
-        key = tuple(sorted(look.items()))
-        if key not in self._formats:
-            self._formats[key] = self._book.add_format({"valign": "top", **look})
-        return self._formats[key]
+    def format(self, style: Look) -> Format:
+        if style not in self._formats:
+            self._formats[style] = self._book.add_format({"valign": "top", **dict(style)})
+        return self._formats[style]
 
-    def write_text(self, sheet: Worksheet, row: int, column: int, text: str, look: Look) -> None:
-        """A text cell, never a formula, whatever it begins with; cut, and kept whole elsewhere, where it is too long."""
+    def write_text(self, sheet: Worksheet, row: int, column: int, text: str, style: Look) -> None:
+        """A text cell, never a formula, whatever it begins with. What is too long is cut, and kept whole elsewhere."""
         text = without_controls(text)
         if _FORMULA.match(text):
-            look = {**look, "quote_prefix": True}  # stays text also when a person edits the cell
+            style += _TYPED  # stays text also when a person edits the cell
         if _units(text) > MOST_CHARS:
             text = self._shortened(text, f"{sheet.get_name()}!{xl_rowcol_to_cell(row, column)}")
         if text:
-            sheet.write_string(row, column, text, self.format(look))
+            sheet.write_string(row, column, text, self.format(style))
         else:
-            sheet.write_blank(row, column, None, self.format(look))
+            sheet.write_blank(row, column, None, self.format(style))
 
     def _shortened(self, text: str, place: str) -> str:
         if self._long is None:
             self._long = self.sheet("Long texts")
             self._long.set_column(0, 0, 20)
             self._long.set_column(1, 8, 80)
-            self._long.write_row(0, 0, ["Sheet and cell", "The whole text, in pieces"], self.format({"bold": True}))
+            self._long.write_row(0, 0, ["Sheet and cell", "The whole text, in pieces"], self.format(look(bold=True)))
         self._long_rows += 1
         self._long.write_string(self._long_rows, 0, place)
         column, start = 1, 0

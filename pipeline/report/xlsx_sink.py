@@ -12,23 +12,32 @@ from pipeline.report.cells import Cell, CellStatus
 from pipeline.report.rows import LineInText, ReportLine
 from pipeline.report.sink import Heading, without_controls
 from pipeline.report.summary import Summary, Tally
-from pipeline.report.workbook import MOST_COLUMNS, MOST_ROWS, Book, Look
+from pipeline.report.workbook import MOST_COLUMNS, MOST_ROWS, PLAIN, Book, Look, look
 
 MOST_COMMENTS = 2_000  # spreadsheet programs open slowly with more; the sheet Evidence says the same
 MOST_FAILURES = 10_000
 _INK, _GREY, _RULE = "#1F2933", "#7B8794", "#D9DEE4"
-_HEAD: Look = {
-    "bold": True, "text_wrap": True, "valign": "vcenter", "font_color": "#FFFFFF", "bg_color": "#243B53",
-    "border": 1, "border_color": "#486581",
-}  # fmt: skip
-_CELL: Look = {"text_wrap": True, "font_color": _INK, "border": 1, "border_color": _RULE}
-_STATUS: dict[CellStatus, Look] = {
-    CellStatus.ANSWERED: {},
-    CellStatus.NOT_FOUND: {"font_color": _GREY, "italic": True, "bg_color": "#F5F7FA"},
-    CellStatus.ERROR: {"font_color": "#9B1C1C", "bg_color": "#FDE8E8"},
-    CellStatus.PENDING: {"font_color": "#8D5B00", "italic": True, "bg_color": "#FFF8E1"},
+_HEAD = look(
+    bold=True,
+    text_wrap=True,
+    valign="vcenter",
+    font_color="#FFFFFF",
+    bg_color="#243B53",
+    border=1,
+    border_color="#486581",
+)
+_TEXT = look(text_wrap=True, font_color=_INK)
+_CELL = _TEXT + look(border=1, border_color=_RULE)
+_NAME = _CELL + look(bold=True)
+_STATUS = {
+    CellStatus.ANSWERED: PLAIN,
+    CellStatus.NOT_FOUND: look(font_color=_GREY, italic=True, bg_color="#F5F7FA"),
+    CellStatus.ERROR: look(font_color="#9B1C1C", bg_color="#FDE8E8"),
+    CellStatus.PENDING: look(font_color="#8D5B00", italic=True, bg_color="#FFF8E1"),
 }
-_DOUBT: Look = {"bg_color": "#FFF3C4"}
+_DOUBT = look(bg_color="#FFF3C4")
+_SECTION = look(bold=True, font_size=12, font_color="#243B53")
+_SOFT = look(font_color=_GREY)
 _WIDTHS = {AnswerType.YES_NO: 14, AnswerType.DATE: 14, AnswerType.MONEY: 18, AnswerType.CHOICE: 18}
 _EVIDENCE = (
     ("Document", 34), ("Question", 26), ("Status", 12), ("Answer", 50), ("Value", 22), ("Page", 7), ("Quote", 70),
@@ -42,11 +51,11 @@ class XlsxSink:
     def __init__(self, path: Path, heading: Heading) -> None:
         self._heading = heading
         self._book = Book(path)
+        self._comments = heading.job.rows <= MOST_COMMENTS
         self._summary = self._book.sheet("Summary")
         self._columns = min(len(heading.questions), MOST_COLUMNS - 1)
         self._grid = _Pages(self._book, "Answers", self._start_grid)
         self._evidence = _Pages(self._book, "Evidence", self._start_evidence)
-        self._comments = heading.job.rows <= MOST_COMMENTS
         self._source: int | None = None
         self._failures: list[tuple[str, str]] = []
         self._more_failures = 0
@@ -85,7 +94,7 @@ class XlsxSink:
         if first:
             self._source = line.row.source_position
             sheet, row = self._grid.next_row()
-            self._book.write_text(sheet, row, 0, line.document, {**_CELL, "bold": True})
+            self._book.write_text(sheet, row, 0, line.document, _NAME)
         sheet, row = self._grid.current()
         column = line.row.question_position + 1
         if column <= self._columns:
@@ -103,45 +112,39 @@ class XlsxSink:
         else:
             self._more_failures += 1
 
-    def _write_value(self, sheet: Worksheet, row: int, column: int, cell: Cell) -> None:
-        look = {**_CELL, **_STATUS[cell.status], **(_DOUBT if cell.doubt else {})}
+    def _write_value(self, sheet: Worksheet, row: int, column: int, cell: Cell, *, bare: bool = False) -> None:
+        base = (_TEXT if bare else _CELL) + _STATUS[cell.status] + (_DOUBT if cell.doubt else PLAIN)
         if cell.parsed and cell.type == AnswerType.DATE and cell.value >= "1900-03-01":  # the first day Excel has right
-            sheet.write_datetime(
-                row, column, date.fromisoformat(cell.value), self._book.format({**look, "num_format": "yyyy-mm-dd"})
-            )
+            day = self._book.format(base + look(num_format="yyyy-mm-dd"))
+            sheet.write_datetime(row, column, date.fromisoformat(cell.value), day)
         elif cell.parsed and cell.type == AnswerType.MONEY and len(cell.value["amount"]) <= 15:
             currency = f'"{cell.value["currency"]}" ' if cell.value["currency"] else ""
             cents = ".00" if "." in cell.value["amount"] else ""
-            sheet.write_number(
-                row,
-                column,
-                float(cell.value["amount"]),
-                self._book.format({**look, "num_format": f"{currency}#,##0{cents}"}),
-            )
+            money = self._book.format(base + look(num_format=f"{currency}#,##0{cents}"))
+            sheet.write_number(row, column, float(cell.value["amount"]), money)
         else:
-            self._book.write_text(sheet, row, column, cell.shown, look)
+            self._book.write_text(sheet, row, column, cell.shown, base)
 
     def _add_evidence(self, line: ReportLine) -> None:
         cell = line.cell
         sheet, row = self._evidence.next_row()
-        status = {**_CELL, **_STATUS[cell.status]}
-        self._book.write_text(sheet, row, 0, line.document, _CELL)
-        self._book.write_text(sheet, row, 1, line.row.title, _CELL)
-        self._book.write_text(sheet, row, 2, cell.status.replace("_", " "), status)
-        self._book.write_text(sheet, row, 3, cell.text, status)
+        status = _TEXT + _STATUS[cell.status]
+        write = self._book.write_text
+        write(sheet, row, 0, line.document, _TEXT)
+        write(sheet, row, 1, line.row.title, _TEXT)
+        write(sheet, row, 2, cell.status.replace("_", " "), status)
+        write(sheet, row, 3, cell.text, status)
         if cell.parsed and cell.type != AnswerType.TEXT:
-            self._write_value(sheet, row, 4, cell)
-        else:
-            self._book.write_text(sheet, row, 4, "", _CELL)
-        if cell.page is None:
-            self._book.write_text(sheet, row, 5, "", _CELL)
-        else:
-            sheet.write_number(row, 5, cell.page, self._book.format(_CELL))
-        self._book.write_text(sheet, row, 6, cell.quote or "", _CELL)
-        verified = ("yes" if cell.verified else "no") if cell.status == CellStatus.ANSWERED else ""
-        self._book.write_text(sheet, row, 7, verified, _CELL)
-        self._book.write_text(sheet, row, 8, cell.doubt or "", {**_CELL, **(_DOUBT if cell.doubt else {})})
-        self._book.write_text(sheet, row, 9, line.row.question_id, _CELL)
+            self._write_value(sheet, row, 4, cell, bare=True)
+        if cell.page is not None:
+            sheet.write_number(row, 5, cell.page, self._book.format(_TEXT))
+        if cell.quote:
+            write(sheet, row, 6, cell.quote, _TEXT)
+        if cell.status == CellStatus.ANSWERED:
+            write(sheet, row, 7, "yes" if cell.verified else "no", _TEXT)
+        if cell.doubt:
+            write(sheet, row, 8, cell.doubt, _TEXT + _DOUBT)
+        write(sheet, row, 9, line.row.question_id, _TEXT)
 
     def finish(self, summary: Summary, tally: Tally) -> None:
         self._grid.finish(self._columns)
@@ -197,7 +200,7 @@ class _SummarySheet:
         sheet.set_column(0, 0, 44)
         sheet.set_column(1, 1, 60)
         sheet.set_column(2, 7, 12)
-        self._text(0, heading.title, {"bold": True, "font_size": 16, "font_color": "#243B53"}, height=26)
+        self._text(0, heading.title, look(bold=True, font_size=16, font_color="#243B53"), height=26)
         self._row += 1
         finished = heading.job.finished_at
         plain: list[tuple[str, str | int | float | None]] = [
@@ -251,12 +254,12 @@ class _SummarySheet:
     def _failures(self, failures: list[tuple[str, str]], more: int) -> None:
         self._section("Failures")
         if not failures:
-            self._text(0, "None.", {"font_color": _GREY})
+            self._text(0, "None.", _SOFT)
             return
         for reason, count in Counter(reason for _, reason in failures).most_common(5):
             if count > 1:
-                self._text(0, f"{count:,} times", {"bold": True})
-                self._text(1, reason, {"text_wrap": True})
+                self._text(0, f"{count:,} times", look(bold=True))
+                self._text(1, reason, look(text_wrap=True))
                 self._row += 1
         self._head(("Where", "Why"))
         for where, why in failures:
@@ -264,11 +267,11 @@ class _SummarySheet:
             self._text(1, why, _CELL)
             self._row += 1
         if more:
-            self._text(0, f"… and {more:,} more, on sheet Evidence", {"italic": True})
+            self._text(0, f"… and {more:,} more, on sheet Evidence", look(italic=True))
 
     def _section(self, name: str) -> None:
         self._row += 1
-        self._text(0, name, {"bold": True, "font_size": 12, "font_color": "#243B53"}, height=20)
+        self._text(0, name, _SECTION, height=20)
         self._row += 1
 
     def _head(self, names: tuple[str, ...]) -> None:
@@ -278,18 +281,18 @@ class _SummarySheet:
 
     def _table(self, pairs: list[tuple[str, str | int | float | None]]) -> None:
         for name, value in pairs:
-            self._text(0, name, {"font_color": _GREY})
+            self._text(0, name, _SOFT)
             if isinstance(value, str):
-                self._text(1, value, {})
+                self._text(1, value, PLAIN)
             elif value is not None:
-                number = {"num_format": "#,##0.0" if isinstance(value, float) else "#,##0", "align": "left"}
+                number = look(num_format="#,##0.0" if isinstance(value, float) else "#,##0", align="left")
                 self._sheet.write_number(self._row, 1, value, self._book.format(number))
             self._row += 1
 
-    def _text(self, column: int, text: str, look: Look, *, height: int | None = None) -> None:
+    def _text(self, column: int, text: str, style: Look, *, height: int | None = None) -> None:
         if height:
             self._sheet.set_row(self._row, height)
-        self._book.write_text(self._sheet, self._row, column, text, look)
+        self._book.write_text(self._sheet, self._row, column, text, style)
 
 
 def _comment(sheet: Worksheet, row: int, column: int, text: str) -> None:
