@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from pipeline.commands import installation, jobs, snapshots
+from pipeline.commands import installation, jobs, playbooks, reports, snapshots
 from pipeline.commands.run import run
 from pipeline.commands.submit import submit
 from pipeline.commands.worker import worker
@@ -102,6 +102,8 @@ for command in (
     jobs.watch,
     jobs.answers,
     jobs.cancel,
+    reports.report,
+    reports.compare,
     worker,
     installation.doctor,
     snapshots.sweep,
@@ -109,4 +111,5 @@ for command in (
 ):
     cli.command()(command)
 cli.add_typer(installation.database, name="db")
+cli.add_typer(playbooks.playbook, name="playbook")
 cli.add_typer(snapshots.snapshots, name="snapshots")

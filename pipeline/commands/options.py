@@ -18,12 +18,33 @@ Title = Annotated[str, typer.Option(help="A name for the job, for people.")]
 Files = Annotated[list[Path], typer.Argument(help="Contracts: PDF, DOCX or text.", show_default=False)]
 
 
+SET_HELP = "Value of a playbook's variable: --set party='the Supplier'. Repeatable."
+
+
+def variables(given: list[str]) -> dict[str, str]:
+    """
+    Raises:
+        BadParameter: one is not NAME=VALUE.
+    """
+    values = {}
+    for pair in given:
+        name, equals, value = pair.partition("=")
+        if not equals or not name.isidentifier():
+            raise typer.BadParameter(f"--set needs NAME=VALUE, not {pair}.")
+        values[name] = value
+    return values
+
+
 class QuestionOptions(NamedTuple):
     """What is asked, and how answers are generated."""
 
     questions: Annotated[
-        list[Path], typer.Option("--questions", help="Question file: .yaml, .csv, .jsonl or .txt. May be repeated.")
+        list[Path],
+        typer.Option(
+            "--questions", help="Playbook: a .yaml, .csv, .xlsx, .jsonl or .txt file, or cuad or nda. Repeatable."
+        ),
     ] = []  # noqa: RUF012 # typer copies it
+    set: Annotated[list[str], typer.Option("--set", help=SET_HELP)] = []  # noqa: RUF012 # typer copies it
     question: Annotated[list[str], typer.Option("-q", "--question", help="One more question. May be repeated.")] = []  # noqa: RUF012 # typer copies it
     max_tokens: Annotated[int, typer.Option(min=1, max=4096, help="Longest answer, in tokens.")] = 64
     temperature: Annotated[float, typer.Option(min=0.0, max=5.0, help="0 is greedy: always the same answer.")] = 0.0
@@ -40,12 +61,14 @@ class QuestionOptions(NamedTuple):
             QuestionFileError: a file cannot be read.
             BadParameter: nothing is asked.
         """
-        from pipeline.questions import load_questions
+        from pipeline.questions import load_question_set
 
-        asked = load_questions(self.questions, self.question)
-        if not asked:
+        asked = load_question_set(self.questions, self.question, variables(self.set))
+        if not asked.questions:
             raise typer.BadParameter("no question: give --questions FILE or -q 'a question'.")
-        return asked
+        if asked.unused:
+            raise typer.BadParameter(f"no question uses {{{asked.unused[0]}}}; leave out --set {asked.unused[0]}=….")
+        return asked.questions
 
     def params(self) -> "GenerationParams":
         from kernels.params import GenerationParams

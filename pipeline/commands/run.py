@@ -18,7 +18,9 @@ def run(
     asking: QuestionOptions,
     *,
     files: Files,
-    out: Annotated[Path, typer.Option(help="Folder for answers.csv and answers.jsonl.")] = Path("review"),
+    out: Annotated[
+        Path, typer.Option(help="A file (.xlsx, .html, .csv, .jsonl, .md), or a folder for the first four.")
+    ] = Path("review"),
     model: Annotated[str | None, typer.Option(help="Model folder, .gguf file or hub id.")] = None,
     title: Title = "",
     json_output: Json = False,

@@ -9,7 +9,7 @@ from typing import Any
 from pipeline.playbooks.answer_types import AnswerSpec, AnswerType
 from pipeline.playbooks.values import ValueStatus, read_value
 from pipeline.report.evidence import Evidence
-from storage.jobs import ReportRow
+from storage.job_report import ReportRow
 from storage.schema import OPEN_STATES, ItemState
 
 
@@ -78,9 +78,9 @@ _CJK = re.compile(r"[\u3400-\u9fff]")
 _NAMES = {
     AnswerType.TEXT: "text",
     AnswerType.YES_NO: "yes or no",
-    AnswerType.DATE: "one full date",
-    AnswerType.MONEY: "one amount of money",
-    AnswerType.CHOICE: "one of the choices",
+    AnswerType.DATE: "single full date",
+    AnswerType.MONEY: "single amount of money",
+    AnswerType.CHOICE: "single choice",
     AnswerType.LIST: "list",
     AnswerType.JSON: "JSON",
 }

@@ -1,48 +1,20 @@
 """Reports as files: the format is the file's ending, and one pass over the answers writes them all."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, closing
-from enum import StrEnum
 from pathlib import Path
 from typing import IO
 
-from pipeline.errors import UnknownFormat
+from pipeline.report.formats import Format, format_of
 from pipeline.report.page_sink import PageSink
-from pipeline.report.rows import lines_in_text
+from pipeline.report.rows import ReportLine, lines_in_text
 from pipeline.report.sink import Heading, Sink, fresh_path
 from pipeline.report.summary import Summary, Tally, summary_of
 from pipeline.report.text_sinks import CsvSink, JsonlSink, MarkdownSink, open_text
 from storage.database import Database
-from storage.jobs import job_questions, job_status
+from storage.job_report import job_questions
+from storage.jobs import job_status
 from storage.objects import ObjectStore
-
-
-class Format(StrEnum):
-    XLSX = "xlsx"
-    HTML = "html"
-    CSV = "csv"
-    JSONL = "jsonl"
-    MD = "md"
-
-
-def format_of(path: Path) -> Format:
-    """
-    Raises:
-        UnknownFormat: no report has this ending.
-    """
-    ending = path.suffix.lower().removeprefix(".")
-    ending = {"htm": "html", "markdown": "md", "ndjson": "jsonl"}.get(ending, ending)
-    if ending not in [*Format]:
-        raise UnknownFormat(path, [f".{known}" for known in Format])
-    return Format(ending)
-
-
-def out_files(out: Path) -> list[Path]:
-    """Where `--out` puts a run's report: in this file, or, for a folder, in one file of each common format."""
-    if out.suffix and not out.is_dir():
-        format_of(out)
-        return [out]
-    return [out / f"answers.{known}" for known in (Format.XLSX, Format.HTML, Format.CSV, Format.JSONL)]
 
 
 def write_reports(
@@ -54,6 +26,7 @@ def write_reports(
     *,
     formats: Iterable[Format] | None = None,
     bom: bool = True,
+    on_line: Callable[[ReportLine], None] = lambda _line: None,
 ) -> Summary:
     """Writes every file from one pass over the job's rows; each appears whole, or the old one stays.
 
@@ -77,6 +50,7 @@ def write_reports(
             sinks.append(sink)
         for found in lines_in_text(database, store, tenant, job_id):
             tally.add(found.line)
+            on_line(found.line)
             for sink in sinks:
                 sink.add(found)
         summary = summary_of(database, tenant, job_id, tally)

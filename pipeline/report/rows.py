@@ -12,7 +12,7 @@ from pipeline.report.cells import Cell, cell_of
 from pipeline.report.evidence import DocumentIndex, Evidence
 from storage.database import Database
 from storage.documents import get_text
-from storage.jobs import ReportRow, job_report
+from storage.job_report import ReportRow, job_report
 from storage.objects import ObjectStore
 
 _BARE = 3  # words; a Yes or No without a reason stands everywhere and nowhere

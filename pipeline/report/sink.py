@@ -8,7 +8,8 @@ from typing import Protocol
 from pipeline.playbooks.answer_types import AnswerSpec
 from pipeline.report.rows import LineInText
 from pipeline.report.summary import Summary, Tally
-from storage.jobs import JobStatus, ReportQuestion
+from storage.job_report import ReportQuestion
+from storage.jobs import JobStatus
 
 
 @dataclass(frozen=True)

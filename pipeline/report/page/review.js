@@ -82,12 +82,14 @@ function show(cell) {
   });
   if (!mark) page.append(element("p", found.status === "answered" ? "No words of this answer were found in the document." : "", "question"));
   panel.hidden = false;
+  history.replaceState(null, "", `#${cell.parentElement.id}-${column + 1}`);
   page.querySelector("mark")?.scrollIntoView({ block: "center" });
   cell.scrollIntoView({ block: "nearest", inline: "nearest" });
 }
 
 function close() {
   panel.hidden = true;
+  history.replaceState(null, "", "#");
   current?.removeAttribute("aria-selected");
   current?.focus();
 }
@@ -110,6 +112,14 @@ function focus(cell) {
   if (y < box.scrollTop + top) box.scrollTop = y - top;
   if (y + cell.offsetHeight > box.scrollTop + box.clientHeight) box.scrollTop = y + cell.offsetHeight - box.clientHeight;
   if (!panel.hidden) show(cell);
+}
+
+// A link to an answer ends in #d<document>-<question>, one to a search in #q=<words>.
+function open() {
+  const hash = decodeURIComponent(location.hash.slice(1)), place = /^(d\d+)-(\d+)$/.exec(hash);
+  const cell = place && document.getElementById(place[1])?.cells[Number(place[2])];
+  if (hash.startsWith("q=")) { search.value = hash.slice(2); filter(); }
+  else if (cell) focus(cell), show(cell);
 }
 
 $("tbody").addEventListener("click", (event) => {
@@ -137,3 +147,5 @@ document.addEventListener("keydown", (event) => {
   else if (event.key === "Enter" && event.target.matches("td")) show(event.target);
   else if (event.key === "Escape") close();
 });
+window.addEventListener("hashchange", open);
+open();
