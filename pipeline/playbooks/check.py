@@ -25,5 +25,5 @@ def check_playbooks(names: Iterable[Path], values: Mapping[str, str]) -> Checked
         else:
             readable.append(name)
     found = load_question_set(readable, [], values)
-    unused = [Problem(f"No question uses {{{name}}}; leave out --set {name}=...") for name in found.unused]
+    unused = [Problem(f"No question uses {{{name}}}; leave out its --set") for name in found.unused]
     return Checked(found.questions, [*problems, *found.problems, *(unused if not problems else ())])

@@ -37,7 +37,7 @@ class Expansion:
                 yield from self._expanded(*self._included(file, entry, values, within))
                 continue
             value, missing = fill(entry.value, values, used=self.used)
-            faults = tuple(f"uses {{{name}}}, which has no value; give it with --set {name}=..." for name in missing)
+            faults = tuple(f"uses {{{name}}}, which has no value; give --set {name}=VALUE" for name in missing)
             yield replace(entry, value=value, faults=entry.faults + faults)
 
     def _included(

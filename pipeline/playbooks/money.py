@@ -2,7 +2,7 @@
 
 import re
 import unicodedata
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from typing import NamedTuple
 
 from pipeline.playbooks.numerals import NUMERALS, chinese_number
@@ -34,6 +34,7 @@ _AMOUNT = re.compile(
     rf"|(?P<numeral>[{NUMERALS}]+))\s*(?P<after>{_CURRENCY})?(?!\s*[%％])",
     re.IGNORECASE,
 )
+_THOUSANDS = re.compile(r"[1-9]\d{0,2}(?:[.,]\d{2,3})*[.,]\d{3}")
 _SMALL_CHANGE = re.compile(rf"\s*[\d{NUMERALS}]+\s*[角分]")
 
 
@@ -82,20 +83,16 @@ def _amount(match: re.Match[str]) -> Decimal | None:
 
 
 def _decimal(figure: str) -> Decimal | None:
-    """Both 1,000,000.50 and 1.000.000,50; a mark before exactly three digits parts thousands."""
+    """Both 1,000,000.50 and 1.000.000,50, and 12,50,000; a single mark before three digits parts thousands."""
     figure = re.sub(r"[ \u00a0']", "", figure)
-    marks = re.findall(r"[.,]", figure)
-    last = marks[-1] if marks else ""
-    thousands = "," if last == "." else "."
-    if marks and (len(set(marks)) == 1 and (len(marks) > 1 or re.search(r"^[1-9]\d{0,2}[.,]\d{3}$", figure))):
-        thousands, last = last, ""
-    if last and marks.count(last) > 1:
+    whole, mark, cents = re.fullmatch(r"(.*?)(?:([.,])(\d*))?", figure).groups("")  # type: ignore[union-attr] # all match
+    marks = set(re.findall(r"[.,]", whole))
+    if mark in marks or (mark and not marks and _THOUSANDS.fullmatch(figure)):
+        whole, cents = figure, ""
+        marks.add(mark)
+    if len(marks) > 1 or (marks and not _THOUSANDS.fullmatch(whole)):
         return None
-    figure = figure.replace(thousands, "").replace(last, ".") if last else figure.replace(thousands, "")
-    try:
-        return Decimal(figure)
-    except InvalidOperation:
-        return None
+    return Decimal(f"{re.sub('[.,]', '', whole)}.{cents or 0}") if cents else Decimal(re.sub("[.,]", "", whole))
 
 
 def _plain(number: Decimal) -> Decimal:

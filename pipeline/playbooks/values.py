@@ -64,7 +64,9 @@ def read_value(answer: str, answer_type: AnswerType, choices: tuple[str, ...] = 
     chosen = _choice(text, choices) if answer_type == AnswerType.CHOICE else UNPARSED
     if chosen.status == ValueStatus.PARSED:
         return chosen  # one of the choices may itself say that something is not mentioned
-    if not text or says_not_found(text):
+    if not text:
+        return UNPARSED
+    if says_not_found(text):
         return TypedValue(ValueStatus.NOT_FOUND)
     match answer_type:
         case AnswerType.TEXT:

@@ -58,7 +58,7 @@ def cell_of(row: ReportRow, evidence: Evidence | None) -> Cell:
     if read.status == ValueStatus.NOT_FOUND:
         return Cell(CellStatus.NOT_FOUND, spec.type, text)
     parsed = read.status == ValueStatus.PARSED
-    doubts = [] if parsed else [f"no {_NAMES[spec.type]} in these words"]
+    doubts = [] if parsed else [f"no {_NAMES[spec.type]} in these words" if text else "empty answer"]
     if spec.quote and evidence is None:
         doubts.append("no quote")
     found = evidence._asdict() if evidence else {}

@@ -115,12 +115,12 @@ class XlsxSink:
     def _write_value(self, sheet: Worksheet, row: int, column: int, cell: Cell, *, bare: bool = False) -> None:
         base = (_TEXT if bare else _CELL) + _STATUS[cell.status] + (_DOUBT if cell.doubt else PLAIN)
         if cell.parsed and cell.type == AnswerType.DATE and cell.value >= "1900-03-01":  # the first day Excel has right
-            day = self._book.format(base + look(num_format="yyyy-mm-dd"))
+            day = self._book.format(base + look(num_format="yyyy-mm-dd", align="left"))
             sheet.write_datetime(row, column, date.fromisoformat(cell.value), day)
         elif cell.parsed and cell.type == AnswerType.MONEY and len(cell.value["amount"]) <= 15:
             currency = f'"{cell.value["currency"]}" ' if cell.value["currency"] else ""
             cents = ".00" if "." in cell.value["amount"] else ""
-            money = self._book.format(base + look(num_format=f"{currency}#,##0{cents}"))
+            money = self._book.format(base + look(num_format=f"{currency}#,##0{cents}", align="left"))
             sheet.write_number(row, column, float(cell.value["amount"]), money)
         else:
             self._book.write_text(sheet, row, column, cell.shown, base)
@@ -197,7 +197,9 @@ class _SummarySheet:
     ) -> None:
         sheet = self._sheet
         sheet.hide_gridlines(2)
-        sheet.set_column(0, 0, 44)
+        sheet.set_landscape()
+        sheet.fit_to_pages(1, 0)
+        sheet.set_column(0, 0, 46)
         sheet.set_column(1, 1, 60)
         sheet.set_column(2, 7, 12)
         self._text(0, heading.title, look(bold=True, font_size=16, font_color="#243B53"), height=26)
@@ -221,7 +223,7 @@ class _SummarySheet:
                 ("With an error", summary.failed),
                 ("Waiting", summary.pending),
                 ("Cancelled", summary.cancelled),
-                ("Of the answered, to look at (no quote, or no value of the type)", summary.doubtful),
+                ("To look at: no quote, or no value of the type", summary.doubtful),
             ]
         )
         self._section("Costs")
@@ -263,7 +265,7 @@ class _SummarySheet:
                 self._row += 1
         self._head(("Where", "Why"))
         for where, why in failures:
-            self._text(0, where, _CELL)
+            self._text(0, where, _CELL, height=15 * (1 + max(len(where) // 44, len(why) // 58)))
             self._text(1, why, _CELL)
             self._row += 1
         if more:

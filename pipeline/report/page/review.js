@@ -38,7 +38,7 @@ function filter() {
     shown += any;
   });
   $(".none").hidden = shown > 0;
-  $("#shown").textContent = shown === rows.length ? "" : `${shown.toLocaleString("en")} of ${rows.length.toLocaleString("en")} documents shown`;
+  $("#shown").textContent = shown === rows.length ? "" : `; ${shown.toLocaleString("en")} of ${rows.length.toLocaleString("en")} documents shown`;
 }
 
 function element(name, text, className) {

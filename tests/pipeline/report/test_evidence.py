@@ -10,7 +10,7 @@ from pipeline.documents import ParseLimits, read_document
 from pipeline.documents.normalise import normalise_pages
 from pipeline.report.evidence import COMMON, DocumentIndex, Evidence
 
-SAMPLES = Path(__file__).resolve().parents[2] / "pipeline" / "samples"
+SAMPLES = Path(__file__).resolve().parents[3] / "pipeline" / "samples"
 
 PAGES = [
     "SUPPLY AGREEMENT\n\nThe Supplier shall deliver the Parts\nwithin 30 days of each Order.",
