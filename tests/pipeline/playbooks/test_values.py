@@ -30,7 +30,10 @@ UNPARSED, NOT_FOUND = ValueStatus.UNPARSED, ValueStatus.NOT_FOUND
             for text in ("Yes.", "yes", "**Yes**, it may.", "The answer is yes.", "是", "是的，可以", "有。")
         ],
         *[(text, False) for text in ("No", "No, not without consent.", "否。", "不可以转让", "没有", "答：不是。")],
-        *[(text, UNPARSED) for text in ("No. 5 applies", "Perhaps.", "是否允许", "有限责任", "无论如何", "Yesterday", "")],
+        *[
+            (text, UNPARSED)
+            for text in ("No. 5 applies", "Perhaps.", "是否允许", "有限责任", "无论如何", "Yesterday", "")
+        ],
         *[(text, NOT_FOUND) for text in ("Not found.", "No information is given", "未找到", "合同中没有约定")],
     ],
 )
