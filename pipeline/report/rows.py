@@ -3,7 +3,6 @@
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from pipeline.playbooks.answer_types import AnswerSpec, AnswerType
@@ -29,7 +28,8 @@ class ReportLine:
 
     @property
     def document(self) -> str:
-        return Path(self.row.source).name
+        """The name without its folder."""
+        return self.row.source.rpartition("/")[2]
 
     @property
     def question(self) -> str:

@@ -44,12 +44,12 @@ class Sink(Protocol):
 
 def without_controls(text: str) -> str:
     """With U+FFFD for characters that XML and spreadsheets do not take, and plain line ends."""
-    if _CONTROL.search(text) is None:
+    if CONTROL.search(text) is None:
         return text
-    return _CONTROL.sub("\ufffd", text.replace("\r\n", "\n").replace("\r", "\n"))
+    return CONTROL.sub("\ufffd", text.replace("\r\n", "\n").replace("\r", "\n"))
 
 
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 
 
 def fresh_path(path: Path) -> Path:

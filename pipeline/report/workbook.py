@@ -10,12 +10,12 @@ from xlsxwriter.format import Format
 from xlsxwriter.utility import xl_rowcol_to_cell
 from xlsxwriter.worksheet import Worksheet
 
-from pipeline.report.sink import without_controls
+from pipeline.report.sink import CONTROL, without_controls
 
 MOST_CHARS = 32_767  # of a cell, in UTF-16 units
 MOST_ROWS = 1_048_576
 MOST_COLUMNS = 16_384
-_FORMULA = re.compile(r"[=+\-@\t\r＝＋－＠]")
+_ODD = re.compile(rf"^[=+\-@\t\r＝＋－＠]|{CONTROL.pattern}")
 
 Look = tuple[tuple[str, Any], ...]  # properties of a cell's format; later ones win
 _TYPED: Look = (("quote_prefix", True),)
@@ -46,11 +46,12 @@ class Book:
 
     def write_text(self, sheet: Worksheet, row: int, column: int, text: str, style: Look) -> None:
         """A text cell, never a formula, whatever it begins with. What is too long is cut, and kept whole elsewhere."""
-        text = without_controls(text)
-        if _FORMULA.match(text):
-            style += _TYPED  # stays text also when a person edits the cell
-        if _units(text) > MOST_CHARS:
-            text = self._shortened(text, f"{sheet.get_name()}!{xl_rowcol_to_cell(row, column)}")
+        if len(text) > MOST_CHARS // 2 or _ODD.search(text):
+            text = without_controls(text)
+            if _ODD.match(text):
+                style += _TYPED  # stays text also when a person edits the cell
+            if _units(text) > MOST_CHARS:
+                text = self._shortened(text, f"{sheet.get_name()}!{xl_rowcol_to_cell(row, column)}")
         if text:
             sheet.write_string(row, column, text, self.format(style))
         else:

@@ -41,7 +41,7 @@ _SOFT = look(font_color=_GREY)
 _WIDTHS = {AnswerType.YES_NO: 14, AnswerType.DATE: 14, AnswerType.MONEY: 18, AnswerType.CHOICE: 18}
 _EVIDENCE = (
     ("Document", 34), ("Question", 26), ("Status", 12), ("Answer", 50), ("Value", 22), ("Page", 7), ("Quote", 70),
-    ("Verified", 9), ("To look at", 24), ("Question id", 18),
+    ("Verified", 9), ("To look at", 24),
 )  # fmt: skip
 
 
@@ -144,7 +144,6 @@ class XlsxSink:
             write(sheet, row, 7, "yes" if cell.verified else "no", _TEXT)
         if cell.doubt:
             write(sheet, row, 8, cell.doubt, _TEXT + _DOUBT)
-        write(sheet, row, 9, line.row.question_id, _TEXT)
 
     def finish(self, summary: Summary, tally: Tally) -> None:
         self._grid.finish(self._columns)

@@ -154,3 +154,25 @@ def test_a_rare_figure_in_a_short_run_points_to_its_place() -> None:
 
     assert found is not None
     assert (found.quote, found.page) == ("EUR 2,500,000", 1)
+
+
+few = st.sampled_from(["the", "of", "fee", "cap", "law", "within", "day"])
+
+
+@given(st.lists(few, min_size=1, max_size=25), st.lists(st.one_of(few, st.just("absent")), max_size=12))
+def test_no_longer_run_is_shared_than_the_one_that_is_found(document: list[str], answer: list[str]) -> None:
+    found = DocumentIndex(" ".join(document), (0,)).find(" ".join(answer))
+
+    shared = [
+        answer[start:stop]
+        for start in range(len(answer))
+        for stop in range(start + 1, len(answer) + 1)
+        if any(answer[start:stop] == document[at : at + stop - start] for at in range(len(document)))
+    ]
+    telling = [run for run in shared if sum(word not in COMMON for word in run) >= min(2, len(answer))]
+    longest = max((len(run) for run in telling), default=0)
+    if found is None:
+        assert longest < min(4, max(1, len(answer))) or any(len(run) > longest for run in shared)
+    else:
+        ending = [word for word in found.quote.split()]
+        assert any(run[: len(ending)] == ending for run in telling if len(run) == longest)
