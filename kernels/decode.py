@@ -2,17 +2,17 @@
 
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
 
-import torch
-
-from kernels.errors import ContextExceeded, KernelError, NonFiniteLogits
+from kernels.errors import BatchTooLarge, ContextExceeded, KernelError
 from kernels.kv import PrefixKV, SuffixKV
 from kernels.model import Asked, LanguageModel
+from kernels.out_of_memory import is_out_of_memory
 from kernels.params import GenerationParams
 from kernels.prompt import Prompter
-from kernels.sampling import Sampler
+from kernels.sampling import Sampler, TokenLogprobs, draw
 
 ADMIT_TOKENS = 512  # question tokens taken up in one step; more would hold up the answers under way
 
@@ -39,6 +39,7 @@ class DecodeResult:
     first_token_s: float
     total_s: float
     error: KernelError | None = None
+    logprobs: tuple[TokenLogprobs, ...] | None = None  # of each token, where the request wants them
 
 
 @dataclass
@@ -49,6 +50,7 @@ class _Running:
     pending: list[int]
     stored: int = 0
     answer: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
     first_token_s: float = 0.0
 
 
@@ -61,10 +63,9 @@ class _Document:
     suffix: SuffixKV
     running: list[_Running] = field(default_factory=list)
 
-    def add(self, request: DecodeRequest) -> None:
+    def add(self, request: DecodeRequest, sampler: Sampler) -> None:
         own = len(request.question_ids) + request.params.max_new_tokens
         self.suffix.grow(len(self.running) + 1, own)
-        sampler = Sampler(request.params, request.question_ids)
         self.running.append(_Running(request, sampler, time.perf_counter(), list(request.question_ids)))
 
     def remove(self, running: _Running) -> None:
@@ -97,7 +98,11 @@ class Decoder:
         """Yields each answer as it finishes. `requests` is drawn from only when there is room in the batch, and
         `is_cancelled(key)` is asked of those under way before every step.
 
-        A question that does not fit the context yields an error result and stops no other.
+        A question that does not fit the context, or whose wanted form cannot be enforced, yields an error result and
+        stops no other.
+
+        Raises:
+            BatchTooLarge: there is not enough memory; it holds the requests that were under way.
         """
         waiting = iter(requests)
         while True:
@@ -105,7 +110,18 @@ class Decoder:
             yield from self._admit(waiting)
             if not self._documents:
                 return
-            yield from self._step()
+            with self._within_memory():
+                yield from self._step()
+
+    @contextmanager
+    def _within_memory(self, *beginning: DecodeRequest) -> Iterator[None]:
+        try:
+            yield
+        except Exception as exc:
+            if not is_out_of_memory(exc):
+                raise
+            running = [each.request for document in self._documents for each in document.running]
+            raise BatchTooLarge([*running, *beginning]) from exc
 
     def _admit(self, waiting: Iterator[DecodeRequest]) -> Iterator[DecodeResult]:
         room = ADMIT_TOKENS
@@ -115,10 +131,16 @@ class Decoder:
                 break
             needed = request.prefix.length + len(request.question_ids) + request.params.max_new_tokens
             if needed > self.model.context_len:
-                yield _failed(request, ContextExceeded(needed, self.model.context_len))
+                yield failed(request, ContextExceeded(needed, self.model.context_len))
+                continue
+            try:
+                sampler = self._sampler(request)
+            except KernelError as exc:
+                yield failed(request, exc)
                 continue
             room -= len(request.question_ids)
-            self._document(request.prefix).add(request)
+            with self._within_memory(request):
+                self._document(request.prefix).add(request, sampler)
         if self.model.layout.recurrent:  # questions of one length run together, each in a row of its own
             for document in self._documents:
                 document.running.sort(key=lambda running: 0 if running.stored else len(running.pending))
@@ -129,6 +151,10 @@ class Decoder:
                 return document
         self._documents.append(_Document(prefix, self.model.new_suffix(0, 0)))
         return self._documents[-1]
+
+    def _sampler(self, request: DecodeRequest) -> Sampler:
+        constraint = self.prompter.grammars.start(request.params) if request.params.is_constrained else None
+        return Sampler(request.params, request.question_ids, stop_ids=self.prompter.stop_ids, constraint=constraint)
 
     def _drop_cancelled(self, is_cancelled: Callable[[int], bool]) -> Iterator[DecodeResult]:
         for document in list(self._documents):
@@ -146,33 +172,39 @@ class Decoder:
             )
             for document in self._documents
         )
-        finite = torch.isfinite(logits).all(-1).tolist()
-        now = time.perf_counter()
         stepped = [(document, running) for document in self._documents for running in document.running]
+        drawn = draw(logits, [running.sampler for _, running in stepped])
+        now = time.perf_counter()
         for _, running in stepped:
             running.stored += len(running.pending)  # of all, before one that ends makes room and others move
-        for row, (document, running) in enumerate(stepped):
-            if not finite[row]:
-                yield self._finish(document, running, "error", NonFiniteLogits())
+        for (document, running), choice in zip(stepped, drawn, strict=True):
+            if isinstance(choice, KernelError):
+                yield self._finish(document, running, "error", choice)
                 continue
-            token = running.sampler.draw(logits[row])
+            token, logprobs = choice
             if not running.answer:
                 running.first_token_s = now - running.started
-            params = running.request.params
-            if token in self.prompter.stop_ids and not params.ignore_eos:
+            if token in running.sampler.ending:
                 yield self._finish(document, running, "stop")
                 continue
             running.answer.append(token)
             running.pending = [token]
-            if params.stop and self._stop_at(running) is not None:
+            if logprobs is not None:
+                running.logprobs.append(logprobs)
+            if running.sampler.is_complete or self._stop_at(running) is not None:
                 yield self._finish(document, running, "stop")
-            elif len(running.answer) >= params.max_new_tokens:
+            elif len(running.answer) >= running.request.params.max_new_tokens:
                 yield self._finish(document, running, "length")
 
     def _stop_at(self, running: _Running) -> int | None:
-        """Where the first stop string begins in the answer so far."""
+        """Where the first stop string begins in the answer so far, behind the tokens it must have."""
+        params = running.request.params
+        if not params.stop or len(running.answer) <= params.min_new_tokens:
+            return None
         text = self.prompter.text(running.answer)
-        found = [at for at in (text.find(stop) for stop in running.request.params.stop) if at >= 0]
+        # The last of these tokens may end within a character.
+        start = len(self.prompter.text(running.answer[: params.min_new_tokens]).rstrip("\ufffd"))
+        found = [at for at in (text.find(stop, start) for stop in params.stop) if at >= 0]
         return min(found) if found else None
 
     def _finish(
@@ -187,19 +219,24 @@ class Decoder:
         document.remove(running)
         if not document.running:
             self._documents.remove(document)
-        text = self.prompter.text(running.answer)
-        cut = self._stop_at(running)
+        constraint = running.sampler.constraint
+        if constraint is None:
+            text = self.prompter.text(running.answer)[: self._stop_at(running)].strip()
+        else:
+            text = constraint.text(running.answer)
         return DecodeResult(
             key=running.request.key,
-            text=text[:cut].strip(),
+            text=text,
             token_ids=tuple(running.answer),
             finish=finish,
             question_tokens=len(running.request.question_ids),
             first_token_s=running.first_token_s,
             total_s=time.perf_counter() - running.started,
             error=error,
+            logprobs=None if running.request.params.logprobs is None else tuple(running.logprobs),
         )
 
 
-def _failed(request: DecodeRequest, error: KernelError) -> DecodeResult:
+def failed(request: DecodeRequest, error: KernelError) -> DecodeResult:
+    """The result of a question that was not answered at all."""
     return DecodeResult(request.key, "", (), "error", len(request.question_ids), 0.0, 0.0, error)

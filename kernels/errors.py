@@ -9,9 +9,16 @@ KernelError
 |-- ContextExceeded            prompt and answer do not fit the model's context
 |-- NonFiniteLogits            the model's numbers are NaN or infinite
 |-- NonFiniteKV                the same in its KV, where a lossy codec would hide it
+|-- ParamsRefused              how answers shall be generated makes no sense
+|-- ConstraintRefused          the wanted form of an answer cannot be enforced
+|-- ConstraintFailed           an answer could not go on in that form
+|-- BatchTooLarge              the questions under way need more memory than there is
+|-- AnswerTooLarge             one question alone needs more memory than there is
 |-- ChunkMismatch              bytes of a KV chunk or state do not fit this model
 `-- ProbeMismatch              a loaded snapshot does not do what it did where it was made
 """
+
+from typing import Any
 
 
 class KernelError(Exception):
@@ -67,6 +74,50 @@ class NonFiniteLogits(KernelError):
 
     def __init__(self) -> None:
         super().__init__(self.__doc__)
+
+
+class ParamsRefused(KernelError):
+    """How answers shall be generated makes no sense."""
+
+
+class ConstraintRefused(KernelError):
+    """`what` is choices, regex or json_schema."""
+
+    def __init__(self, what: str, reason: str) -> None:
+        super().__init__(f"The answer's {what} cannot be used: {reason}.")
+        self.what = what
+        self.reason = reason
+
+
+class ConstraintFailed(KernelError):
+    def __init__(self, num_tokens: int, reason: str) -> None:
+        super().__init__(
+            f"After {num_tokens} tokens the answer could not go on in the wanted form: {reason}. "
+            "Simplify its choices, regex or json_schema."
+        )
+        self.num_tokens = num_tokens
+        self.reason = reason
+
+
+class BatchTooLarge(KernelError):
+    """`requests` are those under way, none of which has ended."""
+
+    def __init__(self, requests: list[Any]) -> None:
+        super().__init__(
+            f"There is not enough memory for {len(requests)} questions at a time. Lower PLATEMAKER_MAX_BATCH."
+        )
+        self.requests = requests
+
+
+class AnswerTooLarge(KernelError):
+    def __init__(self, question_tokens: int, max_new_tokens: int) -> None:
+        super().__init__(
+            f"There is not enough memory for this question alone ({question_tokens:,} tokens, and up to "
+            f"{max_new_tokens:,} of the answer, beside its document). Lower --max-tokens, or use a device with more "
+            "memory."
+        )
+        self.question_tokens = question_tokens
+        self.max_new_tokens = max_new_tokens
 
 
 class NonFiniteKV(KernelError):

@@ -18,6 +18,7 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
+from kernels.constraint import Grammars
 from kernels.errors import ModelIncomplete
 from kernels.identity import digest_json
 
@@ -61,6 +62,11 @@ class Prompter:
     def head_tokens(self) -> int:
         """How many tokens precede the document: the same ones for every document."""
         return len(self.prefix_ids("")) - len(self._literal(self.parts.middle))
+
+    @cached_property
+    def grammars(self) -> Grammars:
+        """What constrained answers are held to; made for the first of them."""
+        return Grammars(self.tokenizer, self.stop_ids)
 
     def question_ids(self, question: str) -> list[int]:
         """Tokens of the question part; never empty."""

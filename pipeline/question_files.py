@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -15,6 +16,8 @@ from pipeline.errors import QuestionFileError
 from pipeline.playbooks.workbook import workbook_rows
 
 READABLE = (".yaml", ".yml", ".csv", ".jsonl", ".xlsx", ".txt")
+SCHEMA_FIELD = "json_schema"  # the one whose value is data, not text
+_JSON_WORD = re.compile(r"true|false|null|-?(0|[1-9][0-9]{0,300})(\.[0-9]{1,300})?([eE][+-]?[0-9]{1,3})?")
 
 
 @dataclass(frozen=True)
@@ -221,11 +224,24 @@ def _yaml_root(path: Path, text: str) -> yaml.Node | None:
 def _plain(node: yaml.Node) -> Any:
     """Text, lists and mappings. YAML would make a date of an id and false of the answer No: here text stays text."""
     if isinstance(node, yaml.MappingNode):
-        return {_name(key): _plain(value) for key, value in node.value}
+        return {
+            name: (_typed if name == SCHEMA_FIELD else _plain)(value)
+            for name, value in ((_name(key), value) for key, value in node.value)
+        }
     if isinstance(node, yaml.SequenceNode):
         return [_plain(item) for item in node.value]
     is_null = isinstance(node, yaml.ScalarNode) and node.style is None and node.value in ("", "~", "null")
     return None if is_null else node.value
+
+
+def _typed(node: yaml.Node) -> Any:
+    """As JSON: numbers, true, false and null are such where they stand without quotes; all else is text."""
+    if isinstance(node, yaml.MappingNode):
+        return {_name(key): _typed(value) for key, value in node.value}
+    if isinstance(node, yaml.SequenceNode):
+        return [_typed(item) for item in node.value]
+    is_bare = isinstance(node, yaml.ScalarNode) and node.style is None and _JSON_WORD.fullmatch(node.value)
+    return json.loads(node.value) if is_bare else node.value
 
 
 def _repeated_field(node: yaml.Node) -> str | None:

@@ -4,11 +4,12 @@ A file that cannot be read stops the submission; a single bad entry does not: it
 and so a column whose cells say why it was not asked.
 """
 
+import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 from pydantic import (
     AfterValidator,
@@ -21,9 +22,12 @@ from pydantic import (
     model_validator,
 )
 
+from kernels.errors import ConstraintRefused, ParamsRefused
+from kernels.grammar import grammar_of
+from kernels.params import GenerationParams
 from pipeline.playbooks.answer_types import AnswerSpec, AnswerType
 from pipeline.playbooks.entries import Expansion
-from pipeline.playbooks.prompt import TEMPLATE, question_prompt
+from pipeline.playbooks.prompt import TEMPLATE, not_found_words, question_prompt
 from pipeline.question_files import RawEntry
 
 _ID = re.compile(r"[\w.-]{1,100}")
@@ -52,15 +56,41 @@ def _listed(value: Any) -> Any:
     return (value,) if isinstance(value, str) else value
 
 
-def _parted(value: Any) -> Any:
-    """Choices in one cell of a table: parted by |, or by ; where there is none."""
-    if not isinstance(value, str):
-        return value
-    return [part for part in (choice.strip() for choice in value.split("|" if "|" in value else ";")) if part]
-
-
 def _type_name(value: Any) -> Any:
     return re.sub(r"[/ -]", "_", value.strip().lower()) if isinstance(value, str) else value
+
+
+def _split(value: Any) -> Any:
+    """A cell of a table holds a list as "Yes|No"."""
+    return tuple(choice.strip() for choice in value.split("|")) if isinstance(value, str) else value
+
+
+def _schema_text(value: Any) -> Any:
+    """A schema is given as an object, or as text where a file knows only text."""
+    try:
+        return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    except RecursionError as exc:
+        raise ValueError("it is nested too deeply") from exc
+
+
+def _checked(**constraint: Any) -> GenerationParams:
+    try:
+        return GenerationParams.checked(**constraint)
+    except ParamsRefused as exc:
+        raise ValueError(str(exc)) from exc
+
+
+def _enforceable(name: str) -> AfterValidator:
+    """Refuses a constraint that no answer can be held to."""
+
+    def check(value: Any) -> Any:
+        try:
+            grammar_of(_checked(**{name: value}))
+        except ConstraintRefused as exc:
+            raise ValueError(exc.reason) from exc
+        return value
+
+    return AfterValidator(check)
 
 
 _Text = Annotated[str, AfterValidator(_without_nul)]
@@ -68,28 +98,51 @@ _Text = Annotated[str, AfterValidator(_without_nul)]
 _Stop = Annotated[str, StringConstraints(strip_whitespace=False, min_length=1), AfterValidator(_without_nul)]
 
 
+_Choice = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1), AfterValidator(_without_nul)]
+_Pattern = Annotated[str, StringConstraints(strip_whitespace=False, max_length=10_000), AfterValidator(_without_nul)]
+
+
 class QuestionEntry(BaseModel):
-    """One entry of a question file. Numbers left out are the command's own."""
+    """One entry of a question file. Numbers left out are the command's own.
+
+    `choices`, `regex` and `json_schema` constrain the answer; see GenerationParams. With a `type`, the model is told
+    what is wanted as well, and may always say that it was not found.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, str_strip_whitespace=True)
 
     question: _Text
     id: Annotated[str, AfterValidator(_identifier)] | None = None
     title: _Text | None = None
-    type: Annotated[AnswerType, BeforeValidator(_type_name)] = AnswerType.TEXT
-    choices: Annotated[tuple[_Text, ...], BeforeValidator(_parted)] = ()
+    type: Annotated[AnswerType, BeforeValidator(_type_name)] | None = None
     guidance: _Text | None = None
     quote: bool = False
     max_tokens: Annotated[int, BeforeValidator(_not_a_switch), Field(ge=1, le=4096)] | None = None
     stop: Annotated[tuple[_Stop, ...], BeforeValidator(_listed)] = ()
+    choices: Annotated[tuple[_Choice, ...], BeforeValidator(_split), Field(min_length=1, max_length=1000)] = ()
+    regex: Annotated[_Pattern, _enforceable("regex")] | None = None
+    json_schema: (
+        Annotated[_Text, BeforeValidator(_schema_text), Field(max_length=100_000), _enforceable("json_schema")] | None
+    ) = None
+
+    @model_validator(mode="after")
+    def _go_together(self) -> Self:
+        _checked(stop=self.stop, choices=self.choices, regex=self.regex, json_schema=self.json_schema)
+        return self
 
     @model_validator(mode="after")
     def _choices_belong(self) -> "QuestionEntry":
-        if (self.type == AnswerType.CHOICE) != bool(self.choices):
+        if (self.type == AnswerType.CHOICE and not self.choices) or (
+            self.choices and self.type not in (AnswerType.CHOICE, None)
+        ):
             raise ValueError("'type: choice' and 'choices' belong together")
-        if len({choice.casefold() for choice in self.choices}) < len(self.choices):
-            raise ValueError("a choice stands twice")
         return self
+
+    @property
+    def answer_type(self) -> AnswerType:
+        if self.type is not None:
+            return self.type
+        return AnswerType.CHOICE if self.choices else AnswerType.JSON if self.json_schema else AnswerType.TEXT
 
 
 @dataclass(frozen=True)
@@ -104,10 +157,12 @@ class Question:
     text: str
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
+    choices: tuple[str, ...] = ()
+    regex: str | None = None
+    json_schema: str | None = None
     error_code: str | None = None
     error: str | None = None
     answer_type: AnswerType = AnswerType.TEXT
-    choices: tuple[str, ...] = ()
     guidance: str | None = None
     quote: bool = False
     asked: str | None = None
@@ -214,7 +269,7 @@ def _check(entry: RawEntry, number: int) -> tuple[Question, list[Problem]]:
         checked.question,
         title=checked.title,
         guidance=checked.guidance,
-        answer_type=checked.type,
+        answer_type=checked.type or AnswerType.TEXT,
         choices=checked.choices,
     )
     question = Question(
@@ -223,11 +278,13 @@ def _check(entry: RawEntry, number: int) -> tuple[Question, list[Problem]]:
         text=prompt,
         max_tokens=checked.max_tokens,
         stop=checked.stop,
-        answer_type=checked.type,
-        choices=checked.choices,
+        answer_type=checked.answer_type,
+        choices=checked.choices + ((not_found_words(checked.question),) if checked.type == AnswerType.CHOICE else ()),
         guidance=checked.guidance,
         quote=checked.quote,
         asked=checked.question if prompt != checked.question else None,
+        regex=checked.regex,
+        json_schema=checked.json_schema,
     )
     return question, []
 

@@ -27,7 +27,10 @@ class OpenItem:
 
 @dataclass(frozen=True)
 class NewAnswer:
-    """An answer with its usage and lineage; see AnswerRow."""
+    """An answer with its usage and lineage; see AnswerRow.
+
+    `logprobs` has an object for each token: `id`, `text`, `logprob`, and `top`, a list of the same for the likeliest.
+    """
 
     text: str
     finish: str
@@ -38,6 +41,7 @@ class NewAnswer:
     first_token_s: float
     total_s: float
     worker: str
+    logprobs: list[dict[str, Any]] | None = None
 
 
 @dataclass(frozen=True)

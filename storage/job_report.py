@@ -33,6 +33,7 @@ class ReportRow:
     output_tokens: int | None
     first_token_s: float | None
     total_s: float | None
+    logprobs: list[dict[str, Any]] | None = None
     spec: dict[str, Any] = field(default_factory=dict)
 
 
@@ -115,6 +116,7 @@ def _source_report(
             answer.output_tokens,
             answer.first_token_s,
             answer.total_s,
+            answer.logprobs,
         )
         .outerjoin(answer, answer.item_id == ItemRow.item_id)
         .where(ItemRow.job_id == job_id, ItemRow.document_id == source.document_id)
@@ -141,5 +143,6 @@ def _source_report(
             output_tokens=item.output_tokens if item else None,
             first_token_s=item.first_token_s if item else None,
             total_s=item.total_s if item else None,
+            logprobs=item.logprobs if item else None,
             spec=question.spec,
         )

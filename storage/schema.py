@@ -25,7 +25,7 @@ from sqlalchemy import (
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.types import TypeDecorator
 
-SCHEMA_HEAD = "0003"
+SCHEMA_HEAD = "0004"
 
 NAMES = {
     "ix": "ix_%(table_name)s_%(column_0_N_name)s",
@@ -202,6 +202,7 @@ class AnswerRow(Base):
     output_tokens: Mapped[int]
     first_token_s: Mapped[float]
     total_s: Mapped[float]
+    logprobs: Mapped[list[dict[str, Any]] | None] = mapped_column(JSON(none_as_null=True))
     worker: Mapped[str]
     created_at: Mapped[datetime]
 

@@ -4,11 +4,16 @@ import logging
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 from sqlalchemy.orm import Session
 
 from kernels.decode import Decoder, DecodeRequest, DecodeResult
+from kernels.errors import ParamsRefused
+from kernels.halving import answer_all
 from kernels.params import GenerationParams
+from kernels.prompt import Prompter
+from kernels.sampling import TokenLogprobs
 from storage.database import utc_now
 from storage.errors import OUTAGES, StorageError
 from storage.items import (
@@ -104,10 +109,14 @@ class _Run:
             StorageError: the store or the database does not answer.
         """
         engine = self.place.engine
+
+        def new_decoder(max_batch: int) -> Decoder:
+            return Decoder(engine.model, engine.prompter, max_batch=max_batch)
+
         while True:
-            decoder = Decoder(engine.model, engine.prompter, max_batch=engine.settings.max_batch)
+            batch = engine.settings.max_batch
             try:
-                for result in decoder.run(self._requests(), self._is_cancelled):
+                for result in answer_all(new_decoder, self._requests(), self._is_cancelled, max_batch=batch):
                     self._take(result)
                 return
             except (*DAMAGED, PromptChanged):
@@ -134,7 +143,11 @@ class _Run:
             while opened is not None and (items := self._claim(opened)):
                 opened.items |= {item.item_id for item in items}
                 for item in items:
-                    params = GenerationParams(**{**item.params, "stop": tuple(item.params.get("stop", ()))})
+                    try:
+                        params = GenerationParams.checked(**item.params)
+                    except ParamsRefused as exc:
+                        self._fail(opened, item.item_id, str(exc))
+                        continue
                     ids = prompter.question_ids(item.question)
                     yield DecodeRequest(item.item_id, ids, params, opened.prefix.kv)
             if opened is not None:
@@ -229,10 +242,22 @@ class _Run:
                     first_token_s=result.first_token_s,
                     total_s=result.total_s,
                     worker=self.place.worker_name,
+                    logprobs=None
+                    if result.logprobs is None
+                    else _logprobs(self.place.engine.prompter, result.logprobs),
                 )
                 answer_item(session, result.key, owner=owner, answer=answer, now=now)
 
         self.place.database.retrying(commit)
+
+    def _fail(self, opened: _Open, item_id: int, error: str) -> None:
+        """Ends an item that cannot be asked."""
+
+        def fail(session: Session) -> None:
+            fail_item(session, item_id, owner=opened.owner, code="decode_failed", error=error, now=utc_now())
+
+        self.place.database.retrying(fail)
+        opened.items.remove(item_id)
 
     def _close_if_done(self, opened: _Open) -> None:
         if not opened.has_more and not opened.items:
@@ -285,3 +310,10 @@ def _leased(place: Workplace, snapshot_id: int, owner: str) -> Iterator[bool]:
     finally:
         with place.database.writing() as session:
             release_leases(session, owner)
+
+
+def _logprobs(prompter: Prompter, tokens: tuple[TokenLogprobs, ...]) -> list[dict[str, Any]]:
+    def entry(token_id: int, logprob: float) -> dict[str, Any]:
+        return {"id": token_id, "text": prompter.text([token_id]), "logprob": round(logprob, 6)}
+
+    return [{**entry(token.token_id, token.logprob), "top": [entry(*each) for each in token.top]} for token in tokens]

@@ -52,8 +52,32 @@ class QuestionOptions(NamedTuple):
         float, typer.Option(min=0.01, max=1.0, help="Draw from the likeliest tokens that hold this share.")
     ] = 1.0
     top_k: Annotated[int, typer.Option(min=0, help="Draw from this many likeliest tokens; 0: all.")] = 0
+    min_p: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="Leave out tokens less likely than this share of the likeliest.")
+    ] = 0.0
+    repetition_penalty: Annotated[
+        float,
+        typer.Option(
+            min=0.01, max=10.0, help="Above 1: tokens of the question and the answer so far become less likely."
+        ),
+    ] = 1.0
     seed: Annotated[int, typer.Option(help="The same seed draws the same answers.")] = 0
     stop: Annotated[list[str], typer.Option(help="End an answer before this text. May be repeated.")] = []  # noqa: RUF012 # typer copies it
+    stop_token_id: Annotated[
+        list[int], typer.Option(min=0, help="End an answer before this token. May be repeated.")
+    ] = []  # noqa: RUF012 # typer copies it
+    min_tokens: Annotated[
+        int, typer.Option(min=0, max=4096, help="An answer does not end before it has so many tokens.")
+    ] = 0
+    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on where the model would end its answer.")] = (
+        False
+    )
+    logprobs: Annotated[
+        int | None,
+        typer.Option(
+            min=0, max=20, help="Keep each token's log-probability, and so many of the likeliest, in answers.jsonl."
+        ),
+    ] = None
 
     def load(self) -> "list[Question]":
         """
@@ -71,9 +95,31 @@ class QuestionOptions(NamedTuple):
         return asked.questions
 
     def params(self) -> "GenerationParams":
+        """
+        Raises:
+            BadParameter: options contradict each other.
+        """
+        from kernels.errors import ParamsRefused
         from kernels.params import GenerationParams
 
-        return GenerationParams(self.max_tokens, self.temperature, self.top_p, self.top_k, self.seed, tuple(self.stop))
+        try:
+            return GenerationParams.checked(
+                max_new_tokens=self.max_tokens,
+                temperature=self.temperature,
+                top_p=self.top_p,
+                top_k=self.top_k,
+                min_p=self.min_p,
+                repetition_penalty=self.repetition_penalty,
+                seed=self.seed,
+                stop=tuple(self.stop),
+                stop_token_ids=tuple(self.stop_token_id),
+                min_new_tokens=self.min_tokens,
+                ignore_eos=self.ignore_eos,
+                logprobs=self.logprobs,
+            )
+        except ParamsRefused as exc:
+            sentence = str(exc).replace("min_new_tokens", "--min-tokens").replace("max_new_tokens", "--max-tokens")
+            raise typer.BadParameter(f"{sentence}.") from exc
 
 
 def taking(*sets: type[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:

@@ -31,6 +31,11 @@ _CHINESE = {
 }
 
 
+def not_found_words(question: str) -> str:
+    """What the model is told to answer where the document does not say."""
+    return "未找到" if _CJK.search(question) else "Not found"
+
+
 def question_prompt(
     question: str,
     *,
@@ -45,7 +50,8 @@ def question_prompt(
     chinese = _CJK.search(question) is not None
     instruction = (_CHINESE if chinese else _ENGLISH)[answer_type]
     instruction = instruction.replace("{choices}", ("；" if chinese else "; ").join(choices))
-    absent = "文件中没有写明的，请回答：未找到。" if chinese else "If the document does not say, answer: Not found."
+    words = not_found_words(question)
+    absent = f"文件中没有写明的，请回答：{words}。" if chinese else f"If the document does not say, answer: {words}."
     between = "：" if chinese else ": "
     lines = [f"{title}{between}{question}" if title else question, guidance, instruction, absent]
     return "\n".join(line for line in lines if line)

@@ -55,12 +55,15 @@ class TypedValue(NamedTuple):
     value: Any = None
 
 
+_NOT_FOUND_WORDS = ("not found", "未找到")  # what the prompt asks for
 UNPARSED = TypedValue(ValueStatus.UNPARSED)
 
 
 def read_value(answer: str, answer_type: AnswerType, choices: tuple[str, ...] = ()) -> TypedValue:
     """The value of an answer. Never raises: answers are a model's words."""
     text = answer.strip()
+    if _plain(text) in _NOT_FOUND_WORDS:
+        return TypedValue(ValueStatus.NOT_FOUND)
     chosen = _choice(text, choices) if answer_type == AnswerType.CHOICE else UNPARSED
     if chosen.status == ValueStatus.PARSED:
         return chosen  # one of the choices may itself say that something is not mentioned

@@ -70,6 +70,11 @@ class ReportLine:
             "total_s": row.total_s,
         }
 
+    def json_record(self) -> dict[str, Any]:
+        """`record`, and what fits no cell: the logarithms of probabilities, where they were asked for."""
+        logprobs = self.row.logprobs
+        return self.record() if logprobs is None else {**self.record(), "logprobs": logprobs}
+
 
 class LineInText(NamedTuple):
     """A line with the text of its document, where its answer was looked for."""

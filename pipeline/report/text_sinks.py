@@ -63,7 +63,7 @@ class JsonlSink:
         self._file = file
 
     def add(self, found: LineInText) -> None:
-        text = json.dumps(found.line.record(), ensure_ascii=False)
+        text = json.dumps(found.line.json_record(), ensure_ascii=False)
         self._file.write(text.encode("utf-8", "replace").decode() + "\n")
 
     def finish(self, summary: Summary, tally: Tally) -> None:

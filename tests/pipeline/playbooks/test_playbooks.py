@@ -21,7 +21,6 @@ questions:
     question: Is liability limited?
     quote: true
     max_tokens: 12
-    stop: "."
 """
 
 
@@ -31,13 +30,13 @@ def write(folder: Path, name: str, text: str) -> Path:
 
 
 def test_every_kind_of_file_can_say_everything(tmp_path: Path) -> None:
-    columns = ["id", "title", "type", "choices", "guidance", "question", "quote", "max_tokens", "stop"]
+    columns = ["id", "title", "type", "choices", "guidance", "question", "quote", "max_tokens"]
     cells = ["cap", "Liability cap", "Choice", "capped | not capped", "Look in the clause on liability."]
-    cells += ["Is liability limited?", "TRUE", "12", "."]
+    cells += ["Is liability limited?", "TRUE", "12"]
     write(tmp_path, "q.csv", ",".join(columns) + "\n" + ",".join(cells))
     book = openpyxl.Workbook()
     book.active.append(columns)
-    book.active.append([*cells[:6], True, 12, "."])
+    book.active.append([*cells[:6], True, 12])
     book.save(tmp_path / "q.xlsx")
 
     (yaml,) = load_questions([write(tmp_path, "q.yaml", FULL)], [])
@@ -46,7 +45,9 @@ def test_every_kind_of_file_can_say_everything(tmp_path: Path) -> None:
 
     assert yaml.error is None
     assert yaml == csv == xlsx
-    assert yaml.spec == AnswerSpec(AnswerType.CHOICE, ("capped", "not capped"), True, yaml.asked, "question-1")
+    assert yaml.spec == AnswerSpec(
+        AnswerType.CHOICE, ("capped", "not capped", "Not found"), True, yaml.asked, "question-1"
+    )
     assert AnswerSpec.of(yaml.spec.record()) == yaml.spec
 
 

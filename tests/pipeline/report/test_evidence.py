@@ -169,10 +169,11 @@ def test_no_longer_run_is_shared_than_the_one_that_is_found(document: list[str],
         for stop in range(start + 1, len(answer) + 1)
         if any(answer[start:stop] == document[at : at + stop - start] for at in range(len(document)))
     ]
-    telling = [run for run in shared if sum(word not in COMMON for word in run) >= min(2, len(answer))]
-    longest = max((len(run) for run in telling), default=0)
-    if found is None:
-        assert longest < min(4, max(1, len(answer))) or any(len(run) > longest for run in shared)
+    counted = [(len(run), sum(word not in COMMON for word in run), run) for run in shared]
+    longest = max((length for length, telling, _ in counted if telling), default=0)
+    least = min(2, len(answer))
+    if found is None:  # too short, or a run of the longest has too few words that tell anything
+        assert longest < 4 or any(length == longest and 0 < telling < least for length, telling, _ in counted)
     else:
-        ending = [word for word in found.quote.split()]
-        assert any(run[: len(ending)] == ending for run in telling if len(run) == longest)
+        quote = found.quote.split()
+        assert any(run[: len(quote)] == quote for length, telling, run in counted if length == longest and telling)

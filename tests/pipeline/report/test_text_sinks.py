@@ -2,6 +2,7 @@ import csv
 import io
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from pipeline.report import files
 from pipeline.report.files import stream_report, write_reports
 from pipeline.report.formats import Format, out_files
 from pipeline.report.rows import report_lines
-from pipeline.report.text_sinks import guarded
+from pipeline.report.text_sinks import CsvSink, JsonlSink, guarded
 from tests.pipeline.report.nights import TENANT, Night
 
 
@@ -70,6 +71,22 @@ def test_the_jsonl_holds_what_the_model_said_uncut(night: Night, job_id: str, tm
     records = [json.loads(line) for line in written(night, job_id, tmp_path / "a.jsonl").read_text().splitlines()]
 
     assert records[23]["answer"] == "@SUM(A1)\t" * 5000 + "\x07end"
+
+
+def test_logprobs_are_in_the_jsonl_alone_and_only_where_asked_for(night: Night, job_id: str) -> None:
+    logprobs = [{"id": 7, "text": "EUR", "logprob": -0.5, "top": []}]
+    first, second, *_ = files.lines_in_text(night.database, night.store, TENANT, job_id)
+    asked = replace(first.line, row=replace(first.line.row, logprobs=logprobs))
+    table, objects = io.StringIO(), io.StringIO()
+
+    for sink in (CsvSink(table), JsonlSink(objects)):
+        sink.add(second)
+        sink.add(first._replace(line=asked))
+
+    assert "logprob" not in table.getvalue()
+    plain, with_them = (json.loads(line) for line in objects.getvalue().splitlines())
+    assert "logprobs" not in plain
+    assert with_them["logprobs"] == logprobs
 
 
 @pytest.mark.parametrize("text", ["=1+1", "+x", "-x", "@x", "\tx", "\rx", "\nx", "＝1", "'=1", "''@x"])
