@@ -4,8 +4,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Literal
 
+from torch import Tensor
+
+from kernels.drafting import MOST_GUESSED, Drafting, Lookup
 from kernels.errors import BatchTooLarge, ContextExceeded, KernelError
 from kernels.kv import PrefixKV, SuffixKV
 from kernels.model import Asked, LanguageModel
@@ -17,14 +21,21 @@ from kernels.sampling import Sampler, TokenLogprobs, draw
 ADMIT_TOKENS = 512  # question tokens taken up in one step; more would hold up the answers under way
 
 
+Finish = Literal["stop", "length", "cancelled", "error"]
+
+
 @dataclass(frozen=True)
 class DecodeRequest:
-    """A question of the document that `prefix` holds; `key` is the caller's name for it."""
+    """A question of the document that `prefix` holds; `key` is the caller's name for it.
+
+    With a `lookup` in the document, several tokens of the answer may come from one step, where that is faster.
+    """
 
     key: int
     question_ids: list[int]
     params: GenerationParams
     prefix: PrefixKV
+    lookup: Lookup | None = None
 
 
 @dataclass(frozen=True)
@@ -34,7 +45,7 @@ class DecodeResult:
     key: int
     text: str
     token_ids: tuple[int, ...]
-    finish: Literal["stop", "length", "cancelled", "error"]
+    finish: Finish
     question_tokens: int
     first_token_s: float
     total_s: float
@@ -47,7 +58,7 @@ class _Running:
     request: DecodeRequest
     sampler: Sampler
     started: float
-    pending: list[int]
+    pending: list[int]  # what comes next, and guesses behind it
     stored: int = 0
     answer: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
@@ -87,6 +98,7 @@ class Decoder:
         self.prompter = prompter
         self.max_batch = max_batch
         self._documents: list[_Document] = []
+        self._drafting = Drafting(model.step_times)
 
     @property
     def _num_running(self) -> int:
@@ -163,38 +175,79 @@ class Decoder:
                     yield self._finish(document, running, "cancelled")
 
     def _step(self) -> Iterator[DecodeResult]:
-        logits = self.model.ask_all(
-            Asked(
-                document.prefix,
-                document.suffix,
-                [running.pending for running in document.running],
-                [running.stored for running in document.running],
-            )
-            for document in self._documents
-        )
         stepped = [(document, running) for document in self._documents for running in document.running]
-        drawn = draw(logits, [running.sampler for _, running in stepped])
+        guesses = self._guess([running for _, running in stepped])
+        began = time.perf_counter()
+        logits = self.model.ask_all(
+            [
+                Asked(
+                    document.prefix,
+                    document.suffix,
+                    [running.pending for running in document.running],
+                    [running.stored for running in document.running],
+                )
+                for document in self._documents
+            ],
+            every=guesses > 0,
+        )
         now = time.perf_counter()
-        for _, running in stepped:
-            running.stored += len(running.pending)  # of all, before one that ends makes room and others move
-        for (document, running), choice in zip(stepped, drawn, strict=True):
-            if isinstance(choice, KernelError):
-                yield self._finish(document, running, "error", choice)
-                continue
-            token, logprobs = choice
-            if not running.answer:
-                running.first_token_s = now - running.started
-            if token in running.sampler.ending:
-                yield self._finish(document, running, "stop")
-                continue
-            running.answer.append(token)
-            running.pending = [token]
-            if logprobs is not None:
-                running.logprobs.append(logprobs)
-            if running.sampler.is_complete or self._stop_at(running) is not None:
-                yield self._finish(document, running, "stop")
-            elif len(running.answer) >= running.request.params.max_new_tokens:
-                yield self._finish(document, running, "length")
+        if all(running.answer for _, running in stepped):
+            self.model.step_times.note(len(stepped) + guesses, now - began)
+        rows = list(accumulate((len(running.pending) if guesses else 1 for _, running in stepped), initial=0))
+        begun = [(row, document, running) for row, (document, running) in zip(rows, stepped, strict=False)]
+        yield from self._take(logits, begun, guesses, now)
+
+    def _guess(self, stepped: list[_Running]) -> int:
+        """Adds guesses to what is pending, where that pays; returns how many."""
+        if self.model.layout.recurrent or not self._drafting.pays(len(stepped)):
+            return 0
+        if any(running.request.lookup is None or not running.answer for running in stepped):
+            return 0  # beside whole questions, scores of every token would cost more than they save
+        for running in stepped:
+            assert running.request.lookup is not None
+            most = min(MOST_GUESSED, running.request.params.max_new_tokens - len(running.answer) - 1)
+            running.pending += running.request.lookup.guess(running.answer, most)
+        return sum(len(running.pending) - 1 for running in stepped)
+
+    def _take(
+        self, logits: Tensor, begun: list[tuple[int, _Document, _Running]], guesses: int, now: float
+    ) -> Iterator[DecodeResult]:
+        """Draws the next token of each answer, and further ones where the guesses before them were right."""
+        guessed = {id(running): running.pending[1:] if guesses else [] for _, _, running in begun}
+        for _, _, running in begun:
+            # What was guessed counts when it proves right.
+            running.stored += len(running.pending) - len(guessed[id(running)])
+        right = 0
+        ended: list[tuple[_Document, _Running, Finish, KernelError | None]] = []
+        while begun:
+            drawn = draw(logits[[row for row, _, _ in begun]], [running.sampler for _, _, running in begun])
+            going_on = []
+            for (row, document, running), choice in zip(begun, drawn, strict=True):
+                if isinstance(choice, KernelError):
+                    ended.append((document, running, "error", choice))
+                    continue
+                token, logprobs = choice
+                if not running.answer:
+                    running.first_token_s = now - running.started
+                if token in running.sampler.ending:
+                    ended.append((document, running, "stop", None))
+                    continue
+                running.answer.append(token)
+                running.pending = [token]
+                if logprobs is not None:
+                    running.logprobs.append(logprobs)
+                if running.sampler.is_complete or self._stop_at(running) is not None:
+                    ended.append((document, running, "stop", None))
+                elif len(running.answer) >= running.request.params.max_new_tokens:
+                    ended.append((document, running, "length", None))
+                elif (rest := guessed[id(running)]) and rest.pop(0) == token:
+                    running.stored += 1
+                    right += 1
+                    going_on.append((row + 1, document, running))
+            begun = going_on
+        self._drafting.note(guesses, right)
+        for document, running, finish, error in ended:  # only now: what ends makes room, and others move
+            yield self._finish(document, running, finish, error)
 
     def _stop_at(self, running: _Running) -> int | None:
         """Where the first stop string begins in the answer so far, behind the tokens it must have."""
@@ -211,7 +264,7 @@ class Decoder:
         self,
         document: _Document,
         running: _Running,
-        finish: Literal["stop", "length", "cancelled", "error"],
+        finish: Finish,
         error: KernelError | None = None,
     ) -> DecodeResult:
         if error is not None:

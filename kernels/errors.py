@@ -50,10 +50,10 @@ class ModelUnsupported(ModelError):
 
 
 class DeviceUnavailable(ModelError):
-    def __init__(self, wanted: str, found: tuple[str, ...]) -> None:
+    def __init__(self, wanted: str, found: tuple[str, ...], *, hint: str = "") -> None:
         super().__init__(
             f"The device {wanted!r} is not available here (found: {', '.join(found)}). "
-            "Set PLATEMAKER_DEVICE to one of these."
+            f"{hint}Set PLATEMAKER_DEVICE, or --device, to one of these."
         )
         self.wanted = wanted
         self.found = found

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import groupby
+from itertools import accumulate, groupby
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from transformers.utils.logging import disable_progress_bar
 from kernels.architecture import check_architecture, context_len, read_config
 from kernels.backend import quicken_model
 from kernels.device import pick_device, pick_dtype, set_threads
+from kernels.drafting import StepTimes
 from kernels.errors import ChunkMismatch, ModelIncomplete, ModelMissing, ModelUnsupported
 from kernels.gguf import convert_gguf
 from kernels.identity import ModelIdentity, config_digest, digest_json, tokenizer_digest, weights_digest
@@ -50,6 +51,7 @@ class LanguageModel:
     device: torch.device
     dtype: torch.dtype
     context_len: int
+    step_times: StepTimes = field(default_factory=StepTimes)
 
     @cached_property
     def layout(self) -> KVLayout:
@@ -94,8 +96,9 @@ class LanguageModel:
         """
         return self.ask_all([Asked(prefix, suffix, pending, lengths)])
 
-    def ask_all(self, documents: Iterable[Asked]) -> Tensor:
+    def ask_all(self, documents: Iterable[Asked], *, every: bool = False) -> Tensor:
         """The same over several documents in one pass; the logits are in the order of documents and their slots.
+        `every`: of all pending tokens, not only of each slot's last; not for models with recurrent layers.
 
         Raises:
             ChunkMismatch: as `ask`.
@@ -110,9 +113,10 @@ class LanguageModel:
             for each in asked
         ]
         pending = [tokens for each in asked for tokens in each.pending]
-        last = torch.tensor([len(tokens) for tokens in pending]).cumsum(0) - 1
         step = steps[0] if len(steps) == 1 else JoinedStep(steps)
-        return self.forward(step, _joined(pending), to_index(last.tolist(), self.device))
+        ids = _joined(pending)
+        last = range(len(ids)) if every else (end - 1 for end in accumulate(map(len, pending)))
+        return self.forward(step, ids, to_index(list(last), self.device))
 
     def _ask_in_rows(self, asked: Asked) -> Tensor:
         """A row of its own for each slot, those of one length together."""

@@ -9,13 +9,15 @@ from typing import Any
 from sqlalchemy.orm import Session
 
 from kernels.decode import Decoder, DecodeRequest, DecodeResult
+from kernels.drafting import Lookup
 from kernels.errors import ParamsRefused
 from kernels.halving import answer_all
 from kernels.params import GenerationParams
 from kernels.prompt import Prompter
 from kernels.sampling import TokenLogprobs
 from storage.database import utc_now
-from storage.errors import OUTAGES, StorageError
+from storage.documents import get_text
+from storage.errors import OUTAGES, ObjectMissing, StorageError
 from storage.items import (
     NewAnswer,
     OpenItem,
@@ -36,6 +38,7 @@ from tasks.loading import DAMAGED, LoadedPrefix, loaded
 from tasks.workplace import Workplace
 
 logger = logging.getLogger(__name__)
+FEW_QUESTIONS = 8  # with more at once, guessing ahead in the document does not pay, and its text is not read for it
 
 
 @app.task(name="platemaker.decode")  # type: ignore[untyped-decorator] # celery is untyped
@@ -142,6 +145,7 @@ class _Run:
             opened = self._enter(row)
             while opened is not None and (items := self._claim(opened)):
                 opened.items |= {item.item_id for item in items}
+                lookup = self._lookup(row) if len(items) <= FEW_QUESTIONS else None
                 for item in items:
                     try:
                         params = GenerationParams.checked(**item.params)
@@ -149,10 +153,16 @@ class _Run:
                         self._fail(opened, item.item_id, str(exc))
                         continue
                     ids = prompter.question_ids(item.question)
-                    yield DecodeRequest(item.item_id, ids, params, opened.prefix.kv)
+                    yield DecodeRequest(item.item_id, ids, params, opened.prefix.kv, lookup)
             if opened is not None:
                 opened.has_more = False
                 self._close_if_done(opened)
+
+    def _lookup(self, row: SnapshotRow) -> Lookup | None:
+        place = self.place
+        with suppress(ObjectMissing):  # an erased text: its items end elsewhere
+            return Lookup(place.engine.prompter.prefix_ids(get_text(place.store, row.tenant, row.document_id)))
+        return None
 
     def _rows(self) -> Iterator[SnapshotRow]:
         """Those to be answered, then others that wait, as long as they fit into the memory for snapshots."""

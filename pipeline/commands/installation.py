@@ -2,6 +2,7 @@
 
 import json
 from importlib.metadata import version
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -17,8 +18,20 @@ def show_version() -> None:
     typer.echo(version("platemaker"))
 
 
-def doctor(json_output: Json = False) -> None:
+def doctor(
+    device: Annotated[
+        str | None,
+        typer.Option(help="Instead, run every op the engine needs on this device: musa, cuda, cpu, or one card."),
+    ] = None,
+    json_output: Json = False,
+) -> None:
     """Check database, store, broker, device and model by really using them."""
+    if device is not None:
+        from pipeline.device_table import show_device_check
+
+        passed = show_device_check(device, console=Console(), json_output=json_output)
+        raise typer.Exit(Exit.OK if passed else Exit.UNAVAILABLE)
+
     from kernels.settings import KernelSettings
     from pipeline.doctor import run_checks
     from storage.settings import StorageSettings
