@@ -10,6 +10,7 @@
     │   ├── UnreadableDocument
     │   └── ParseLimitExceeded
     ├── QuestionFileError
+    ├── UnknownFormat            no report has this file's ending
     ├── AmbiguousDocument        several documents were submitted under this name
     └── LocalServerError         a server of this machine cannot run
         ├── ServerNotInstalled
@@ -133,12 +134,22 @@ DOCUMENT_ERRORS: dict[str, Callable[..., DocumentError]] = {
 class QuestionFileError(PipelineError):
     """{place}: {reason}; correct the file and submit it again."""
 
-    def __init__(self, path: Path, *, reason: str, line: int | None = None) -> None:
+    def __init__(self, path: Path, *, reason: str, line: int | None = None, unit: str = "line") -> None:
         super().__init__()
         self.path = path
         self.line = line
         self.reason = reason
-        self.place = f"{path}, line {line}" if line else str(path)
+        self.place = f"{path}, {unit} {line}" if line else str(path)
+        self.others: tuple[QuestionFileError, ...] = ()  # what else is wrong in the file
+
+
+class UnknownFormat(PipelineError):
+    """{path.name} has none of the endings of reports; use {endings}."""
+
+    def __init__(self, path: Path, endings: list[str]) -> None:
+        super().__init__()
+        self.path = path
+        self.endings = ", ".join(endings)
 
 
 class AmbiguousDocument(PipelineError):

@@ -9,10 +9,11 @@ from kernels.params import GenerationParams
 from kernels.settings import KernelSettings
 from pipeline.guard import check_no_other_kernels
 from pipeline.questions import Question
-from pipeline.report.files import write_files
-from pipeline.report.rows import report_lines
-from pipeline.report.summary import Summary, summarise
-from pipeline.report.table import print_summary, print_table
+from pipeline.report.files import write_reports
+from pipeline.report.formats import out_files
+from pipeline.report.rows import ReportLine
+from pipeline.report.summary import Summary
+from pipeline.report.table import first_lines, print_summary, print_table
 from pipeline.screen import counting, follow, stage
 from pipeline.settings import PipelineSettings
 from pipeline.submit import submit
@@ -52,7 +53,8 @@ def run_here(
     Stopped from the keyboard, it cancels what is left and reports what is there.
     """
     check_no_other_kernels()
-    out.mkdir(parents=True, exist_ok=True)  # now, and not after a night's work
+    paths = out_files(out)
+    paths[0].parent.mkdir(parents=True, exist_ok=True)  # now, and not after a night's work
     place = Workplace.open(storage, kernel, task)
     place.database.upgrade()
     check_store(place.store)
@@ -85,9 +87,10 @@ def run_here(
             place.stop()
             with place.database.writing() as session:
                 cancel_job(session, settings.tenant, made.job_id, utc_now())
-        lines = list(report_lines(place.database, place.store, settings.tenant, made.job_id))
-        summary = summarise(place.database, settings.tenant, made.job_id, lines)
-        written = write_files(lines, out)
-    print_table(console, lines)
-    print_summary(console, summary, written)
+        shown: list[ReportLine] = []
+        summary = write_reports(
+            place.database, place.store, settings.tenant, made.job_id, paths, on_line=first_lines(shown)
+        )
+    print_table(console, shown, rows=summary.rows)
+    print_summary(console, summary, tuple(paths))
     return Finished(summary, interrupted)

@@ -107,4 +107,5 @@ def _new_question(question: Question, options: GenerationParams) -> NewQuestion:
         params=params,
         error_code=question.error_code,
         error=question.error,
+        spec=question.spec.record(),
     )

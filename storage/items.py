@@ -12,7 +12,7 @@ from sqlalchemy import func, or_, select, update
 from sqlalchemy.orm import Session
 
 from storage.jobs import finish_if_done
-from storage.schema import AnswerRow, ItemRow, ItemState, JobRow, QuestionRow
+from storage.schema import SPEC_PARAM, AnswerRow, ItemRow, ItemState, JobRow, QuestionRow
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,13 @@ def _open_items(session: Session, tenant: str, document_id: str, model: str, lim
     )
     if limit is not None:
         query = query.limit(limit).with_for_update(of=ItemRow, skip_locked=True)
-    return [OpenItem(*row) for row in session.execute(query).all()]
+    rows = session.execute(query).all()
+    return [
+        OpenItem(
+            row.item_id, row.job_id, row.text, {name: row.params[name] for name in row.params if name != SPEC_PARAM}
+        )
+        for row in rows
+    ]
 
 
 def answer_item(session: Session, item_id: int, *, owner: str, answer: NewAnswer, now: datetime) -> bool:

@@ -57,6 +57,7 @@ class SnapshotState(StrEnum):
     REMOVED = "removed"
 
 
+SPEC_PARAM = "answer_spec"  # among a question's params: what reports need, and no worker
 GONE_STATES = (SnapshotState.EXPIRED, SnapshotState.REMOVED)  # their objects are for the sweep
 
 

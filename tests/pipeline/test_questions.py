@@ -312,7 +312,8 @@ UNREADABLE = {
     "remarks only": ("list.txt", "# none yet\n", None, "no question"),
     "Latin-1": ("list.txt", "Qui décide?".encode("latin-1"), None, "not UTF-8"),
     "UTF-16": ("list.yaml", "- A?".encode("utf-16"), None, "not UTF-8"),
-    "another type": ("list.xlsx", "PK", None, r"read from \.yaml, \.yml, \.csv, \.jsonl, \.txt"),
+    "another type": ("list.docx", "PK", None, r"read from \.yaml, \.yml, \.csv, \.jsonl, \.xlsx, \.txt"),
+    "no workbook": ("list.xlsx", "PK", None, "not an XLSX workbook"),
     "no type": ("list", "A?", None, "read from"),
 }
 

@@ -12,7 +12,8 @@ from kernels.model import Asked, LanguageModel
 from pipeline.submit import Submission
 from storage.database import utc_now
 from storage.items import recover_items
-from storage.jobs import cancel_job, job_report, job_status
+from storage.job_report import job_report
+from storage.jobs import cancel_job, job_status
 from storage.manifest import chunk_object_key, manifest_object_key
 from storage.objects import ObjectStore
 from storage.schema import (

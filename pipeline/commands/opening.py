@@ -1,17 +1,14 @@
-"""What the commands share. Imports inside, as in `cli`."""
+"""What most commands open before they do anything."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from kernels.settings import KernelSettings
     from pipeline.settings import PipelineSettings
     from storage.database import Database
     from storage.objects import ObjectStore
-
-Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
 
 @contextmanager
@@ -31,3 +28,17 @@ def opened() -> "Iterator[tuple[Database, ObjectStore, PipelineSettings]]":
         store.close()
     finally:
         database.close()
+
+
+def device_settings(model: str | None = None) -> "KernelSettings":
+    """Those of the device floor, with the cards pinned; call it before anything imports torch.
+
+    Raises:
+        CardsConflict: the operator pinned other cards.
+    """
+    from kernels.cards import pin_cards
+    from kernels.settings import KernelSettings
+
+    settings = KernelSettings(model=model) if model else KernelSettings()
+    pin_cards(settings.cards, settings.tensor_parallel)
+    return settings
