@@ -3,6 +3,7 @@
     PipelineError
     ├── DocumentError            one document cannot be read; the others go on
     │   ├── MissingFile
+    │   ├── EmptyFolder
     │   ├── EmptyDocument
     │   ├── UnsupportedType
     │   ├── EncryptedDocument
@@ -21,10 +22,10 @@ Messages name files, never their contents.
 """
 
 from collections.abc import Callable
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, ClassVar
 
-READABLE_TYPES = "PDF (.pdf), Word (.docx) or text (.txt, .text, .md)"
+READABLE_TYPES = "PDF (.pdf), Word (.docx), HTML, e-mail (.eml) or text (.txt, .md)"
 
 
 class PipelineError(Exception):
@@ -42,7 +43,7 @@ class DocumentError(PipelineError):
 
     code: ClassVar[str] = "document_error"
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: PurePath) -> None:
         super().__init__()
         self.path = path
 
@@ -58,6 +59,12 @@ class MissingFile(DocumentError):
     code = "missing_file"
 
 
+class EmptyFolder(DocumentError):
+    """{path} holds no files; check the name and the folder."""
+
+    code = "empty_folder"
+
+
 class EmptyDocument(DocumentError):
     """{path.name} holds no text; check that it is the right file."""
 
@@ -69,7 +76,7 @@ class UnsupportedType(DocumentError):
 
     code = "unsupported_type"
 
-    def __init__(self, path: Path, *, found: str, save_as: str = READABLE_TYPES) -> None:
+    def __init__(self, path: PurePath, *, found: str, save_as: str = READABLE_TYPES) -> None:
         super().__init__(path)
         self.found = found
         self.save_as = save_as
@@ -87,7 +94,7 @@ class NoTextLayer(DocumentError):
 
     code = "no_text_layer"
 
-    def __init__(self, path: Path, *, num_pages_without_text: int, num_pages: int) -> None:
+    def __init__(self, path: PurePath, *, num_pages_without_text: int, num_pages: int) -> None:
         super().__init__(path)
         self.num_pages_without_text = num_pages_without_text
         self.num_pages = num_pages
@@ -98,7 +105,7 @@ class UnreadableDocument(DocumentError):
 
     code = "unreadable_document"
 
-    def __init__(self, path: Path, *, reason: str) -> None:
+    def __init__(self, path: PurePath, *, reason: str) -> None:
         super().__init__(path)
         self.reason = reason
 
@@ -109,7 +116,7 @@ class ParseLimitExceeded(DocumentError):
 
     code = "parse_limit_exceeded"
 
-    def __init__(self, path: Path, *, resource: str, limit: float, unit: str) -> None:
+    def __init__(self, path: PurePath, *, resource: str, limit: float, unit: str) -> None:
         super().__init__(path)
         self.resource = resource
         self.limit = limit
@@ -120,6 +127,7 @@ DOCUMENT_ERRORS: dict[str, Callable[..., DocumentError]] = {
     error.code: error
     for error in (
         MissingFile,
+        EmptyFolder,
         EmptyDocument,
         UnsupportedType,
         EncryptedDocument,

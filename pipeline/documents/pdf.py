@@ -1,12 +1,13 @@
 import re
 from contextlib import closing
 from itertools import groupby
-from pathlib import Path
+from pathlib import PurePath
 
 import pypdfium2
 import pypdfium2.raw as pdfium
 
 from pipeline.documents.document import RawPages
+from pipeline.documents.options import ReadOptions
 from pipeline.errors import EncryptedDocument, NoTextLayer, UnreadableDocument, UnsupportedType
 
 _HYPHEN = "\u0002"
@@ -18,8 +19,7 @@ _STAMP_CHARACTERS = 100
 _SCAN_AREA = 0.5
 
 
-def read_pdf(path: Path) -> RawPages:
-    data = path.read_bytes()
+def read_pdf(path: PurePath, data: bytes, options: ReadOptions) -> RawPages:
     end = data.rstrip(b"\0\t\r\n ")[-_TAIL_BYTES:]
     if b"%%EOF" not in end and b"startxref" not in end:
         # pdfium may repair such a file and give an older or shorter document than was meant.
@@ -36,7 +36,7 @@ def read_pdf(path: Path) -> RawPages:
     return RawPages(pages, tuple(without_text))
 
 
-def _read_pages(path: Path, pdf: pypdfium2.PdfDocument) -> tuple[list[str], list[int]]:
+def _read_pages(path: PurePath, pdf: pypdfium2.PdfDocument) -> tuple[list[str], list[int]]:
     form_type = pdf.get_formtype()
     if form_type == pdfium.FORMTYPE_XFA_FULL:
         found = "a form that only Adobe's programs can show (XFA)"
