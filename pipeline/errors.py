@@ -10,6 +10,7 @@
     │   ├── NoTextLayer
     │   ├── UnreadableDocument
     │   └── ParseLimitExceeded
+    ├── OcrNotInstalled
     ├── QuestionFileError
     ├── AmbiguousDocument        several documents were submitted under this name
     └── LocalServerError         a server of this machine cannot run
@@ -90,7 +91,7 @@ class EncryptedDocument(DocumentError):
 
 class NoTextLayer(DocumentError):
     """{path.name} looks scanned: {num_pages_without_text} of its {num_pages} pages have no text;
-    run OCR over it first, then submit the result."""
+    run OCR over it first and submit the result, or submit it again with --ocr."""
 
     code = "no_text_layer"
 
@@ -136,6 +137,10 @@ DOCUMENT_ERRORS: dict[str, Callable[..., DocumentError]] = {
         ParseLimitExceeded,
     )
 }
+
+
+class OcrNotInstalled(PipelineError):
+    """Recognising scans needs a package that is not installed. Run: pip install 'platemaker[ocr]'"""
 
 
 class QuestionFileError(PipelineError):

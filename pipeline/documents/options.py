@@ -1,5 +1,6 @@
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 
 class Tracked(StrEnum):
@@ -25,6 +26,12 @@ class ReadOptions:
     comments: bool = False
     normalise: Normalise = Normalise.PLAIN
     ocr: bool = False
+
+    @classmethod
+    def of(cls, record: dict[str, Any]) -> "ReadOptions":
+        """From what `asdict` gives, also by way of JSON."""
+        choices = {"tracked": Tracked(record["tracked"]), "normalise": Normalise(record["normalise"])}
+        return cls(**{**record, **choices})
 
 
 AS_USUAL = ReadOptions()

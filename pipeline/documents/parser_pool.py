@@ -9,12 +9,13 @@ import socket
 import subprocess
 import sys
 from collections import deque
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from importlib.util import find_spec
 from pathlib import Path, PurePath
 from typing import Any
 
 from pipeline.documents.options import AS_USUAL, ParseLimits, ReadOptions
-from pipeline.errors import DOCUMENT_ERRORS, DocumentError, ParseLimitExceeded, UnreadableDocument
+from pipeline.errors import DOCUMENT_ERRORS, DocumentError, OcrNotInstalled, ParseLimitExceeded, UnreadableDocument
 
 # -P: a module of the same name in the folder where the user stands is not ours.
 SERVER_COMMAND = (sys.executable, "-P", "-m", "pipeline.documents.parser_server")
@@ -23,6 +24,7 @@ _PACKAGE_ROOT = Path(__file__).resolve().parents[2]
 _KEPT_VARIABLES = ("HOME", "LD_LIBRARY_PATH", "PATH", "TMPDIR")
 _PATIENCE_S = 30  # beyond the time limit, which the server itself enforces
 _MOST_IDLE = 64
+_OCR_TIMES = 20  # a scanned page takes seconds, not milliseconds
 
 
 class _Server:
@@ -81,7 +83,12 @@ def ask_parser(
 
     Raises:
         DocumentError: and nothing else, whatever the file holds.
+        OcrNotInstalled: scans are to be recognised.
     """
+    if options.ocr:
+        if find_spec("rapidocr_onnxruntime") is None:
+            raise OcrNotInstalled
+        limits = replace(limits, time_s=_OCR_TIMES * limits.time_s)
     request = {
         "path": str(path),
         "way": way,

@@ -99,7 +99,7 @@ def answer_to(request: dict[str, Any], file: int) -> dict[str, Any]:
             members = list_members(path, data, max_file_bytes=max_file_bytes)
             return {"members": [(member.way, member.name, _error_record(member.error)) for member in members]}
         data = read_member(path, data, tuple(request["way"]), max_file_bytes=max_file_bytes)
-        return asdict(parse(path, data, ReadOptions(**request["options"]), max_file_bytes=max_file_bytes))
+        return asdict(parse(path, data, ReadOptions.of(request["options"]), max_file_bytes=max_file_bytes))
     except DocumentError as exc:
         error = exc
     except MemoryError:

@@ -1,9 +1,9 @@
 """Cutting a text that is longer than a model's context into overlapping sections, at the beginnings of clauses.
 
-What uses it gives each section's text to the model as a document of its own: section i is `text[start:stop]`, so a place
-in a section's text plus `start` is the place in the whole, and with the whole's page map it has its page. Neighbours
-share at least `overlap_tokens`, so what is said within that length stands whole in one of them; an answer found in both
-has the same place in the whole.
+What uses it gives each section's text to the model as a document of its own. Section i is `text[start:stop]`, so a
+place in a section's text plus `start` is the place in the whole, and with the whole's page map it has its page.
+Neighbours share at least `overlap_tokens`, so what is said within that length stands whole in one of them; an answer
+found in both has the same place in the whole.
 """
 
 import re

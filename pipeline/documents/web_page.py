@@ -29,6 +29,7 @@ _PARAGRAPHS = {"p", "h1", "h2", "h3", "h4", "h5", "h6", "table", "ul", "ol", "dl
 _NUMBER_FORMATS = {"a": "lowerLetter", "A": "upperLetter", "i": "lowerRoman", "I": "upperRoman"}
 _HIDDEN_STYLE = re.compile(r"display\s*:\s*none|visibility\s*:\s*hidden", re.IGNORECASE)
 _BREAK_STYLE = re.compile(r"(?:page-)?break-(before|after)\s*:\s*(?:always|page|left|right)", re.IGNORECASE)
+_CLAUSE_LABEL = re.compile(r"[(（]?(?:\d+(?:\.\d+)*|[A-Za-z]{1,4})[.)）]|\d+(?:\.\d+)+|§\s*\d+|[•▪·-]")
 _BLANKS = re.compile(r"[ \t\n\r\f]+")
 
 Attributes = list[tuple[str, str | None]]
@@ -99,6 +100,11 @@ class _Layout(HTMLParser):
             self._open = [(name, False, after) for name, _, after in self._open if name not in _NOT_SHOWN]
         self._hidden += hidden
         self._open.append((tag, hidden, "after" in breaks))
+
+    def handle_startendtag(self, tag: str, attrs: Attributes) -> None:
+        self.handle_starttag(tag, attrs)
+        if tag not in _VOID:
+            self.handle_endtag(tag)
 
     def handle_endtag(self, tag: str) -> None:
         if tag == "br":
@@ -223,12 +229,7 @@ class _Layout(HTMLParser):
             return
         if len(filled) == 1:
             self._write(filled[0].strip("\n") + "\n")
-        elif (
-            len(filled) == 2
-            and len(filled[0].split()) == 1
-            and len(filled[0].strip()) <= 8
-            and "\n" in filled[1].strip()
-        ):
+        elif len(filled) == 2 and _CLAUSE_LABEL.fullmatch(filled[0].strip()) and "\n" in filled[1].strip():
             self._write(f"{filled[0].strip()} {filled[1].strip()}\n")
         else:
             row = " | ".join(" ".join(cell.replace(_PAGE, " ").split()) for cell in cells)

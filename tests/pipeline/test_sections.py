@@ -1,6 +1,7 @@
 import math
 import re
 from collections.abc import Callable
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -56,7 +57,7 @@ def test_sections_cover_every_character_within_the_budget_and_overlap_as_asked(
     assert sections[-1].stop == len(text)
     for section in sections:
         assert section.num_tokens == count(text[section.start : section.stop]) <= max_tokens
-    for before, after in zip(sections, sections[1:], strict=False):
+    for before, after in pairwise(sections):
         assert before.start < after.start <= before.stop < after.stop
         if count in (byte_pairs, len):  # for these, a longer piece never has fewer tokens
             assert count(text[after.start : before.stop]) >= overlap
