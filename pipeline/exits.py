@@ -1,6 +1,10 @@
 """Exit codes of every command; README.md lists them."""
 
 from enum import IntEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pipeline.report.summary import Summary
 
 
 class Exit(IntEnum):
@@ -11,3 +15,12 @@ class Exit(IntEnum):
     UNAVAILABLE = 4  # model, database, broker or object store cannot be used
     CANCELLED = 5  # the job was cancelled before it was done
     INTERRUPTED = 130  # stopped from the keyboard
+
+
+def exit_code(summary: "Summary") -> Exit:
+    """Of a command that ends with a job."""
+    if summary.cancelled:
+        return Exit.CANCELLED
+    if summary.answered == summary.rows:
+        return Exit.OK
+    return Exit.INCOMPLETE if summary.answered else Exit.NOTHING_DONE

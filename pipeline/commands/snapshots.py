@@ -1,4 +1,4 @@
-"""The commands that look after snapshots and end what was stored. Imports inside, as in `cli`."""
+"""The commands that look after snapshots and end what was stored."""
 
 import json
 from dataclasses import asdict
@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pipeline.command import Json, opened
+from pipeline.commands.opening import opened
+from pipeline.commands.options import Json
 from pipeline.exits import Exit
 
 if TYPE_CHECKING:

@@ -1,17 +1,13 @@
-"""What the commands share. Imports inside, as in `cli`."""
+"""What most commands open before they do anything."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pipeline.settings import PipelineSettings
     from storage.database import Database
     from storage.objects import ObjectStore
-
-Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
 
 @contextmanager

@@ -1,0 +1,49 @@
+"""Commands for whoever installs and updates: `doctor`, `db upgrade`, `version`."""
+
+import json
+from importlib.metadata import version
+
+import typer
+from rich.console import Console
+
+from pipeline.commands.options import Json
+from pipeline.exits import Exit
+
+database = typer.Typer(no_args_is_help=True, help="The database.")
+
+
+def show_version() -> None:
+    """Print the version."""
+    typer.echo(version("platemaker"))
+
+
+def doctor(json_output: Json = False) -> None:
+    """Check database, store, broker, device and model by really using them."""
+    from kernels.settings import KernelSettings
+    from pipeline.doctor import run_checks
+    from storage.settings import StorageSettings
+    from tasks.settings import TaskSettings
+
+    healthy = True
+    console = Console()
+    for check in run_checks(StorageSettings(), KernelSettings(), TaskSettings()):
+        healthy &= check.ok
+        if json_output:
+            typer.echo(json.dumps(vars(check)))
+        else:
+            mark, style = ("ok  ", "green") if check.ok else ("FAIL", "bold red")
+            console.print(f"[{style}]{mark}[/] {check.name:9}", end=" ")
+            console.print(f"{check.detail} ({check.seconds:.2f} s)", highlight=False, markup=False, soft_wrap=True)
+    raise typer.Exit(Exit.OK if healthy else Exit.UNAVAILABLE)
+
+
+@database.command()
+def upgrade() -> None:
+    """Create the tables, or bring them to this version."""
+    from storage.database import Database
+    from storage.settings import StorageSettings
+
+    database = Database(StorageSettings())
+    database.upgrade()
+    database.close()
+    typer.echo(f"{database.description}: schema is current")

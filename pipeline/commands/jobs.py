@@ -1,0 +1,126 @@
+"""Looking at jobs and ending them."""
+
+import json
+import sys
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from pipeline.commands.opening import opened
+from pipeline.commands.options import JobId, Json
+from pipeline.exits import exit_code
+
+if TYPE_CHECKING:
+    from pipeline.report.rows import ReportLine
+    from storage.jobs import JobStatus
+
+
+class AnswerFormat(StrEnum):
+    TABLE = "table"
+    CSV = "csv"
+    JSONL = "jsonl"
+
+
+def status(job_id: JobId, json_output: Json = False) -> None:
+    """Say how far a job is."""
+    from storage.jobs import job_status
+
+    with opened() as (database, _store, settings), database.reading() as session:
+        found = job_status(session, settings.tenant, job_id)
+    if json_output:
+        typer.echo(json.dumps(status_record(found)))
+    else:
+        Console().print(status_line(found), highlight=False)
+
+
+def jobs(limit: Annotated[int, typer.Option(min=1, help="How many.")] = 20, json_output: Json = False) -> None:
+    """List the newest jobs."""
+    from storage.jobs import list_jobs
+
+    with opened() as (database, _store, settings), database.reading() as session:
+        found = list_jobs(session, settings.tenant, limit)
+    for job in found:
+        typer.echo(json.dumps(status_record(job)) if json_output else status_line(job))
+
+
+def watch(job_id: JobId, json_output: Json = False) -> None:
+    """Show a job until it is done."""
+    from pipeline.report.rows import report_lines
+    from pipeline.report.summary import summarise
+    from pipeline.report.table import print_summary
+    from pipeline.screen import follow
+    from storage.jobs import job_status
+
+    console = Console()
+    with opened() as (database, store, settings):
+        with database.reading() as session:
+            job_status(session, settings.tenant, job_id)
+        follow(database, settings.tenant, job_id, console=console, json_lines=json_output)
+        lines = list(report_lines(database, store, settings.tenant, job_id))
+        summary = summarise(database, settings.tenant, job_id, lines)
+    if json_output:
+        typer.echo(json.dumps(summary.record()))
+    else:
+        print_summary(console, summary, ())
+    raise typer.Exit(exit_code(summary))
+
+
+def answers(
+    job_id: JobId,
+    answer_format: Annotated[AnswerFormat, typer.Option("--format", help="How to print them.")] = AnswerFormat.TABLE,
+) -> None:
+    """Print a job's answers, also while it runs: one row per file and question."""
+    from pipeline.report.files import write_csv, write_jsonl
+    from pipeline.report.rows import report_lines
+    from pipeline.report.table import print_table
+
+    with opened() as (database, store, settings):
+        lines: list[ReportLine] = list(report_lines(database, store, settings.tenant, job_id))
+    if answer_format == AnswerFormat.CSV:
+        write_csv(lines, sys.stdout)
+    elif answer_format == AnswerFormat.JSONL:
+        write_jsonl(lines, sys.stdout)
+    else:
+        print_table(Console(), lines, most_rows=len(lines))
+
+
+def cancel(job_id: JobId, json_output: Json = False) -> None:
+    """End a job. Finished answers are kept; with the workers down it works just as well."""
+    from storage.database import utc_now
+    from storage.jobs import cancel_job, job_status
+
+    with opened() as (database, _store, settings):
+        with database.writing() as session:
+            cancel_job(session, settings.tenant, job_id, utc_now())
+        with database.reading() as session:
+            found = job_status(session, settings.tenant, job_id)
+    typer.echo(json.dumps(status_record(found)) if json_output else status_line(found))
+
+
+def status_line(job: "JobStatus") -> str:
+    if job.finished_at is not None:
+        state = "cancelled" if job.cancelled_at else "finished"
+    else:
+        state = "stopping" if job.cancelled_at else "running" if job.done else "waiting"
+    counts = ", ".join(f"{count:,} {name.value}" for name, count in sorted(job.items.items()))
+    bad = f"; {job.sources_failed} of {job.sources} files unreadable" if job.sources_failed else ""
+    title = f" “{job.title}”" if job.title else ""
+    return f"{job.job_id}{title} {state}: {job.done:,} of {job.total:,} done ({counts or 'no items'}){bad}"
+
+
+def status_record(job: "JobStatus") -> dict[str, object]:
+    return {
+        "job_id": job.job_id,
+        "title": job.title,
+        "model": job.model,
+        "created_at": job.created_at.isoformat(),
+        "finished_at": job.finished_at.isoformat() if job.finished_at else None,
+        "cancelled_at": job.cancelled_at.isoformat() if job.cancelled_at else None,
+        "sources": job.sources,
+        "sources_failed": job.sources_failed,
+        "questions": job.questions,
+        "rows": job.rows,
+        "items": {state.value: count for state, count in job.items.items()},
+    }

@@ -1,0 +1,79 @@
+"""Options that several commands have, and the sets of them that commands share."""
+
+import functools
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import typer
+
+if TYPE_CHECKING:
+    from kernels.params import GenerationParams
+    from pipeline.questions import Question
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+JobId = Annotated[str, typer.Argument(help="The id that submit printed.", show_default=False)]
+Title = Annotated[str, typer.Option(help="A name for the job, for people.")]
+Files = Annotated[list[Path], typer.Argument(help="Contracts: PDF, DOCX or text.", show_default=False)]
+
+
+class QuestionOptions(NamedTuple):
+    """What is asked, and how answers are generated."""
+
+    questions: Annotated[
+        list[Path], typer.Option("--questions", help="Question file: .yaml, .csv, .jsonl or .txt. May be repeated.")
+    ] = []  # noqa: RUF012 # typer copies it
+    question: Annotated[list[str], typer.Option("-q", "--question", help="One more question. May be repeated.")] = []  # noqa: RUF012 # typer copies it
+    max_tokens: Annotated[int, typer.Option(min=1, max=4096, help="Longest answer, in tokens.")] = 64
+    temperature: Annotated[float, typer.Option(min=0.0, max=5.0, help="0 is greedy: always the same answer.")] = 0.0
+    top_p: Annotated[
+        float, typer.Option(min=0.01, max=1.0, help="Draw from the likeliest tokens that hold this share.")
+    ] = 1.0
+    top_k: Annotated[int, typer.Option(min=0, help="Draw from this many likeliest tokens; 0: all.")] = 0
+    seed: Annotated[int, typer.Option(help="The same seed draws the same answers.")] = 0
+    stop: Annotated[list[str], typer.Option(help="End an answer before this text. May be repeated.")] = []  # noqa: RUF012 # typer copies it
+
+    def load(self) -> "list[Question]":
+        """
+        Raises:
+            QuestionFileError: a file cannot be read.
+            BadParameter: nothing is asked.
+        """
+        from pipeline.questions import load_questions
+
+        asked = load_questions(self.questions, self.question)
+        if not asked:
+            raise typer.BadParameter("no question: give --questions FILE or -q 'a question'.")
+        return asked
+
+    def params(self) -> "GenerationParams":
+        from kernels.params import GenerationParams
+
+        return GenerationParams(self.max_tokens, self.temperature, self.top_p, self.top_k, self.seed, tuple(self.stop))
+
+
+def taking(*sets: type[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Gives a command the options that are the fields of NamedTuples, behind those of its own without a default.
+
+    The command gets one instance of each class, in this order, as its first arguments.
+    """
+    fields = {kind: list(inspect.signature(kind, eval_str=True).parameters.values()) for kind in sets}
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        own = list(inspect.signature(command, eval_str=True).parameters.values())[len(sets) :]
+        shared = [field for kind in sets for field in fields[kind]]
+        required = [parameter for parameter in own if parameter.default is inspect.Parameter.empty]
+        optional = [parameter for parameter in own if parameter.default is not inspect.Parameter.empty]
+        given = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in (*required, *shared, *optional)]
+
+        @functools.wraps(command)
+        def run(**values: Any) -> None:
+            filled = [kind(**{field.name: values.pop(field.name) for field in fields[kind]}) for kind in sets]
+            command(*filled, **values)
+
+        run.__signature__ = inspect.Signature(given)  # type: ignore[attr-defined] # typer reads it
+        run.__annotations__ = {parameter.name: parameter.annotation for parameter in given}
+        return run
+
+    return decorate

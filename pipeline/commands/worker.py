@@ -1,0 +1,34 @@
+"""`worker`: a process of a pool."""
+
+from typing import Annotated
+
+import typer
+
+from tasks.queues import Pool
+
+
+def worker(
+    pool: Annotated[Pool, typer.Argument(help="Which work it takes.", show_default=False)],
+    log_level: Annotated[str, typer.Option(help="DEBUG, INFO, WARNING or ERROR.")] = "INFO",
+) -> None:
+    """Start a worker of a pool; stop it with Ctrl-C or SIGTERM."""
+    from tasks.settings import TaskSettings
+
+    task = TaskSettings()
+    if task.broker_url is None:
+        raise typer.BadParameter("a worker needs a broker: set PLATEMAKER_BROKER_URL.")
+
+    from kernels.settings import KernelSettings  # only now: a missing setting is told before torch is loaded
+    from pipeline.guard import check_no_other_kernels
+    from storage.objects import check_store
+    from storage.settings import StorageSettings
+    from tasks.app import configure
+    from tasks.worker import serve
+    from tasks.workplace import Workplace
+
+    check_no_other_kernels()
+    place = Workplace.open(StorageSettings(), KernelSettings(), task)
+    place.database.check_schema()
+    check_store(place.store)
+    _ = place.engine.model  # a worker whose model is wrong does not start
+    serve(configure(task), place, pool, log_level=log_level)
