@@ -9,13 +9,14 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from pipeline.commands.options import Files, Json, QuestionOptions, Title, taking
+from pipeline.commands.options import Files, Json, QuestionOptions, ReadingOptions, Title, taking
 from pipeline.exits import Exit, exit_code
 
 
-@taking(QuestionOptions)
+@taking(QuestionOptions, ReadingOptions)
 def run(
     asking: QuestionOptions,
+    reading: ReadingOptions,
     *,
     files: Files,
     out: Annotated[Path, typer.Option(help="Folder for answers.csv and answers.jsonl.")] = Path("review"),
@@ -41,6 +42,7 @@ def run(
         files=files,
         questions=asked,
         options=asking.params(),
+        reading=reading.read_options(),
         title=title,
         out=out,
         console=console,

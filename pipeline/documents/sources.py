@@ -93,6 +93,9 @@ class Source:
     def at(cls, path: Path) -> "Source":
         return cls(str(path), _OnDisk(path))
 
+    def __str__(self) -> str:
+        return self.name
+
     @property
     def path(self) -> PurePath:
         """As errors name it; an object in a bucket and a file in an archive have no path of their own."""
