@@ -48,6 +48,11 @@ class DocumentError(PipelineError):
         super().__init__()
         self.path = path
 
+    def __str__(self) -> str:
+        message = super().__str__()
+        # A path has no double slash, the name of an object in a bucket has.
+        return message.replace("s3:/", "s3://", 1) if str(self.path).startswith("s3:/") else message
+
     @property
     def details(self) -> dict[str, Any]:
         """The attributes besides the path, as JSON: `DOCUMENT_ERRORS[code](path, **details)` is equal."""

@@ -73,7 +73,7 @@ def submit(
     for index, outcome in outcomes:
         name = str(files[index])
         if isinstance(outcome, Document):
-            notes += [*_pages_note(name, outcome.pages_without_text), *outcome.notes]
+            notes += [f"{name}: {note}" for note in (*_pages_note(outcome.pages_without_text), *outcome.notes)]
             put_text(store, settings.tenant, outcome.document_id, outcome.text)
             sources.append(
                 NewSource(
@@ -107,11 +107,11 @@ def submit(
     )
 
 
-def _pages_note(name: str, pages: tuple[int, ...]) -> list[str]:
+def _pages_note(pages: tuple[int, ...]) -> list[str]:
     if not pages:
         return []
     shown = ", ".join(map(str, pages[:20])) + (" …" if len(pages) > 20 else "")
-    return [f"{name}: no text on {len(pages)} of its pages (scanned or blank): {shown}. No answer can come from them."]
+    return [f"no text on {len(pages)} of its pages (scanned or blank): {shown}. No answer can come from them."]
 
 
 def _new_question(question: Question, options: GenerationParams) -> NewQuestion:

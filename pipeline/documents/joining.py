@@ -22,5 +22,5 @@ def join(name: str, main: RawPages, others: Iterable[tuple[str, RawPages | Docum
         pages += [f"[{label}: {other_name}]\n\n{head}", *rest]
         without_text += [first_page - 1 + page for page in other.pages_without_text]
         parts += [Part(f"{other_name}/{part.name}", first_page - 1 + part.first_page) for part in other.parts[1:]]
-        notes += other.notes
+        notes += [f"{other_name}: {note}" for note in other.notes]
     return RawPages(pages, tuple(without_text), tuple(parts), tuple(notes))

@@ -40,7 +40,7 @@ def read_pdf(path: PurePath, data: bytes, options: ReadOptions) -> RawPages:
         raise UnreadableDocument(path, reason="it is damaged or not a PDF") from exc
     if len(without_text) == len(pages):
         raise NoTextLayer(path, num_pages_without_text=len(without_text), num_pages=len(pages))
-    notes = [f"{path.name}: text of page {page} was recognised from a picture (OCR)." for page in recognised]
+    notes = [f"the text of page {page} was recognised from a picture (OCR)." for page in recognised]
     return RawPages(pages, tuple(without_text), notes=tuple(notes))
 
 

@@ -41,7 +41,10 @@ def _outcome(index: int, future: Future[Document]) -> tuple[int, Document | Docu
 def read_document(source: Source | Path, *, limits: ParseLimits, options: ReadOptions = AS_USUAL) -> Document:
     """Parsed in a process of its own, as parsers of untrusted files hang, crash and eat memory.
 
-    Raises: DocumentError, and nothing else whatever the file holds.
+    Raises:
+        DocumentError: and nothing else, whatever the file holds.
+        OcrNotInstalled: scans are to be recognised.
+        ObjectStoreError: the file lies in a bucket that cannot be used.
     """
     if isinstance(source, Path):
         source = Source.at(source)

@@ -24,6 +24,7 @@ from pipeline.errors import (
     UnreadableDocument,
     UnsupportedType,
 )
+from storage.errors import ObjectMissing
 
 if TYPE_CHECKING:
     from storage.objects import Bucket
@@ -38,7 +39,7 @@ OpenBucket = Callable[[str], "Bucket"]
 
 class _Place(Protocol):
     def opened(self, path: PurePath, limits: ParseLimits) -> BinaryIO:
-        """The file, to be closed. Raises: DocumentError, OSError."""
+        """The file, to be closed. Raises: DocumentError, OSError, ObjectStoreError."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +64,12 @@ class _InBucket:
 
     def opened(self, path: PurePath, limits: ParseLimits) -> BinaryIO:
         _check_size(path, self.size_bytes, limits)
+        try:
+            data = self.bucket.get(self.key)
+        except ObjectMissing as exc:
+            raise MissingFile(path) from exc
         file = tempfile.TemporaryFile()  # noqa: SIM115 # the caller closes it, and with that it is gone
-        file.write(self.bucket.get(self.key))
+        file.write(data)
         file.flush()
         return file
 
@@ -107,6 +112,7 @@ class Source:
 
         Raises:
             DocumentError: there is none, or it is empty or too large.
+            ObjectStoreError: the bucket it lies in cannot be used.
         """
         if self.error:
             raise self.error

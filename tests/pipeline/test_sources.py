@@ -1,4 +1,5 @@
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import boto3
@@ -127,6 +128,20 @@ def test_the_objects_of_a_bucket_are_read_by_prefix(bucket_settings: StorageSett
         "deals/合同 (1).txt": "甲方应付款。",
         "none": EmptyFolder,
     }
+    assert str(sources[-1].error) == f"s3://{filled}/none holds no files; check the name and the folder."
+
+
+def test_an_object_that_was_deleted_meanwhile_is_one_documents_error(
+    bucket_settings: StorageSettings, filled: str
+) -> None:
+    bucket = open_bucket(bucket_settings, filled)
+    sources = find_sources([f"s3://{filled}/deals/k 2.txt"], limits=LIMITS, open_bucket=lambda _: bucket)
+    gone = [replace(sources[0], place=replace(sources[0].place, key="deals/gone.txt"))]  # type: ignore[type-var]
+
+    ((_, outcome),) = read_documents(gone, limits=LIMITS, workers=1)
+
+    bucket.close()
+    assert isinstance(outcome, MissingFile)
 
 
 def test_an_object_over_the_size_limit_is_not_fetched(bucket_settings: StorageSettings, filled: str) -> None:
