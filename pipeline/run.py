@@ -7,6 +7,7 @@ from rich.console import Console
 
 from kernels.params import GenerationParams
 from kernels.settings import KernelSettings
+from pipeline.documents import ReadOptions
 from pipeline.guard import check_no_other_kernels
 from pipeline.questions import Question
 from pipeline.report.files import write_reports
@@ -16,7 +17,7 @@ from pipeline.report.summary import Summary
 from pipeline.report.table import first_lines, print_summary, print_table
 from pipeline.screen import counting, follow, stage
 from pipeline.settings import PipelineSettings
-from pipeline.submit import submit
+from pipeline.submit import named_sources, submit
 from storage.database import utc_now
 from storage.errors import OUTAGES
 from storage.jobs import cancel_job
@@ -41,9 +42,10 @@ def run_here(
     kernel: KernelSettings,
     task: TaskSettings,
     settings: PipelineSettings,
-    files: list[Path],
+    files: list[str],
     questions: list[Question],
     options: GenerationParams,
+    reading: ReadOptions,
     title: str,
     out: Path,
     console: Console,
@@ -62,18 +64,23 @@ def run_here(
         _ = place.engine.identity  # a missing or unsuitable model ends the run before anything is queued
     app = configure(task)
     with embedded(app, place):
-        with counting(console, "Reading files", len(files)) as tick:
+        with stage(console, "Looking for files"):
+            sources = named_sources(files, settings, storage)
+        with counting(console, "Reading files", len(sources)) as tick:
             made = submit(
                 place.database,
                 place.store,
                 settings=settings,
                 model=place.engine.name,
-                files=files,
+                files=sources,
                 questions=questions,
                 options=options,
+                reading=reading,
                 title=title,
                 on_read=tick,
             )
+        for note in made.notes:
+            console.print(note, style="yellow", highlight=False, markup=False, soft_wrap=True)
         interrupted = False
         try:
             kick_waiting(app, place.database, task)

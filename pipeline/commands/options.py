@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
+from pipeline.documents import Normalise, ReadOptions, Tracked
+
 if TYPE_CHECKING:
     from kernels.params import GenerationParams
     from pipeline.questions import Question
@@ -15,7 +17,13 @@ if TYPE_CHECKING:
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 JobId = Annotated[str, typer.Argument(help="The id that submit printed.", show_default=False)]
 Title = Annotated[str, typer.Option(help="A name for the job, for people.")]
-Files = Annotated[list[Path], typer.Argument(help="Contracts: PDF, DOCX or text.", show_default=False)]
+Files = Annotated[
+    list[str],
+    typer.Argument(
+        help="Contracts (PDF, DOCX, text, HTML, e-mail): files, folders, patterns, ZIP archives, s3:// prefixes.",
+        show_default=False,
+    ),
+]
 
 
 SET_HELP = "Value of a playbook's variable: --set party='the Supplier'. Repeatable."
@@ -120,6 +128,20 @@ class QuestionOptions(NamedTuple):
         except ParamsRefused as exc:
             sentence = str(exc).replace("min_new_tokens", "--min-tokens").replace("max_new_tokens", "--max-tokens")
             raise typer.BadParameter(f"{sentence}.") from exc
+
+
+class ReadingOptions(NamedTuple):
+    """How files are read."""
+
+    tracked: Annotated[Tracked, typer.Option(help="What becomes of tracked changes in Word files.")] = Tracked.ACCEPT
+    comments: Annotated[bool, typer.Option("--comments", help="Read the comments of Word files too.")] = False
+    normalise: Annotated[
+        Normalise, typer.Option(help="furniture: leave out repeating page heads and feet, page numbers, blank lines.")
+    ] = Normalise.PLAIN
+    ocr: Annotated[bool, typer.Option("--ocr", help="Recognise the text of scanned pages (extra `ocr`).")] = False
+
+    def read_options(self) -> ReadOptions:
+        return ReadOptions(self.tracked, self.comments, self.normalise, self.ocr)
 
 
 def taking(*sets: type[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:

@@ -10,13 +10,14 @@ import typer
 from rich.console import Console
 
 from pipeline.commands.opening import device_settings
-from pipeline.commands.options import Files, Json, QuestionOptions, Title, taking
+from pipeline.commands.options import Files, Json, QuestionOptions, ReadingOptions, Title, taking
 from pipeline.exits import Exit, exit_code
 
 
-@taking(QuestionOptions)
+@taking(QuestionOptions, ReadingOptions)
 def run(
     asking: QuestionOptions,
+    reading: ReadingOptions,
     *,
     files: Files,
     out: Annotated[
@@ -43,6 +44,7 @@ def run(
         files=files,
         questions=asked,
         options=options,
+        reading=reading.read_options(),
         title=title,
         out=out,
         console=console,
