@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from pipeline.commands import installation, jobs, operations, snapshots
+from pipeline.commands import installation, jobs, operations, playbooks, reports, snapshots
 from pipeline.commands.run import run
 from pipeline.commands.submit import submit
 from pipeline.commands.worker import worker
@@ -102,6 +102,8 @@ for command in (
     jobs.watch,
     jobs.answers,
     jobs.cancel,
+    reports.report,
+    reports.compare,
     worker,
     operations.up,
     operations.down,
@@ -113,4 +115,5 @@ for command in (
 ):
     cli.command()(command)
 cli.add_typer(installation.database, name="db")
+cli.add_typer(playbooks.playbook, name="playbook")
 cli.add_typer(snapshots.snapshots, name="snapshots")

@@ -12,7 +12,7 @@ from sqlalchemy import func, or_, select, update
 from sqlalchemy.orm import Session
 
 from storage.jobs import finish_if_done
-from storage.schema import AnswerRow, ItemRow, ItemState, JobRow, QuestionRow
+from storage.schema import SPEC_PARAM, AnswerRow, ItemRow, ItemState, JobRow, QuestionRow
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,10 @@ class OpenItem:
 
 @dataclass(frozen=True)
 class NewAnswer:
-    """An answer with its usage and lineage; see AnswerRow."""
+    """An answer with its usage and lineage; see AnswerRow.
+
+    `logprobs` has an object for each token: `id`, `text`, `logprob`, and `top`, a list of the same for the likeliest.
+    """
 
     text: str
     finish: str
@@ -38,6 +41,7 @@ class NewAnswer:
     first_token_s: float
     total_s: float
     worker: str
+    logprobs: list[dict[str, Any]] | None = None
 
 
 @dataclass(frozen=True)
@@ -97,7 +101,13 @@ def _open_items(session: Session, tenant: str, document_id: str, model: str, lim
     )
     if limit is not None:
         query = query.limit(limit).with_for_update(of=ItemRow, skip_locked=True)
-    return [OpenItem(*row) for row in session.execute(query).all()]
+    rows = session.execute(query).all()
+    return [
+        OpenItem(
+            row.item_id, row.job_id, row.text, {name: row.params[name] for name in row.params if name != SPEC_PARAM}
+        )
+        for row in rows
+    ]
 
 
 def answer_item(session: Session, item_id: int, *, owner: str, answer: NewAnswer, now: datetime) -> bool:

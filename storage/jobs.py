@@ -1,7 +1,6 @@
 """Jobs: written once, in one transaction; looked at, cancelled and read out from rows at any time."""
 
 import secrets
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -13,6 +12,7 @@ from storage.documents import add_document
 from storage.errors import JobMissing
 from storage.schema import (
     OPEN_STATES,
+    SPEC_PARAM,
     AnswerRow,
     ItemRow,
     ItemState,
@@ -43,12 +43,15 @@ class NewSource:
 
 @dataclass(frozen=True)
 class NewQuestion:
+    """`params` are for the worker, `spec` is for reports; both are JSON."""
+
     question_id: str
     title: str
     text: str
     params: dict[str, Any] = field(default_factory=dict)
     error_code: str | None = None
     error: str | None = None
+    spec: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -81,30 +84,6 @@ class JobStatus:
     @property
     def rows(self) -> int:
         return self.sources * self.questions
-
-
-@dataclass(frozen=True)
-class ReportRow:
-    """One source × one question, whatever became of it. `state` is an ItemState, or `unreadable`."""
-
-    source_position: int
-    source: str
-    document_id: str | None
-    page_starts: tuple[int, ...]
-    question_position: int
-    question_id: str
-    title: str
-    question: str
-    state: str
-    answer: str | None
-    finish: str | None
-    error_code: str | None
-    error: str | None
-    cached_tokens: int | None
-    question_tokens: int | None
-    output_tokens: int | None
-    first_token_s: float | None
-    total_s: float | None
 
 
 @dataclass(frozen=True)
@@ -162,7 +141,7 @@ def create_job(
                 question_id=question.question_id,
                 title=question.title,
                 text=question.text,
-                params=question.params,
+                params=question.params | ({SPEC_PARAM: question.spec} if question.spec else {}),
                 error_code=question.error_code,
                 error=question.error,
             )
@@ -202,7 +181,7 @@ def finish_if_done(session: Session, job_id: str, now: datetime) -> None:
 
 def cancel_job(session: Session, tenant: str, job_id: str, now: datetime) -> int:
     """Ends what is queued at once and flags what is running; finished answers stay. Returns the items ended now."""
-    _require(session, tenant, job_id)
+    require_job(session, tenant, job_id)
     # The items first, as everywhere: locks taken in one order cannot deadlock.
     ended = session.execute(
         update(ItemRow)
@@ -223,7 +202,7 @@ def job_status(session: Session, tenant: str, job_id: str) -> JobStatus:
     Raises:
         JobMissing: this tenant has no such job.
     """
-    job = _require(session, tenant, job_id)
+    job = require_job(session, tenant, job_id)
     counts = session.execute(
         select(ItemRow.state, func.count()).where(ItemRow.job_id == job_id).group_by(ItemRow.state)
     ).all()
@@ -269,45 +248,7 @@ def job_readings(session: Session, tenant: str, job_id: str) -> list[Reading]:
     ]
 
 
-def job_report(session: Session, tenant: str, job_id: str) -> Iterator[ReportRow]:
-    """Every source × question, in the order given, also from a job that is still running."""
-    _require(session, tenant, job_id)
-    questions = session.scalars(
-        select(QuestionRow).where(QuestionRow.job_id == job_id).order_by(QuestionRow.position)
-    ).all()
-    sources = session.scalars(select(SourceRow).where(SourceRow.job_id == job_id).order_by(SourceRow.position)).all()
-    for source in sources:
-        found = session.execute(
-            select(ItemRow, AnswerRow)
-            .outerjoin(AnswerRow, AnswerRow.item_id == ItemRow.item_id)
-            .where(ItemRow.job_id == job_id, ItemRow.document_id == source.document_id)
-        ).all()
-        items = {item.question_position: (item, answer) for item, answer in found}
-        for question in questions:
-            item, answer = items.get(question.position, (None, None))
-            yield ReportRow(
-                source_position=source.position,
-                source=source.name,
-                document_id=source.document_id,
-                page_starts=tuple(source.page_starts),
-                question_position=question.position,
-                question_id=question.question_id,
-                title=question.title,
-                question=question.text,
-                state=item.state if item else "unreadable",
-                answer=answer.text if answer else None,
-                finish=answer.finish if answer else None,
-                error_code=item.error_code if item else source.error_code,
-                error=item.error if item else source.error,
-                cached_tokens=answer.cached_tokens if answer else None,
-                question_tokens=answer.question_tokens if answer else None,
-                output_tokens=answer.output_tokens if answer else None,
-                first_token_s=answer.first_token_s if answer else None,
-                total_s=answer.total_s if answer else None,
-            )
-
-
-def _require(session: Session, tenant: str, job_id: str) -> JobRow:
+def require_job(session: Session, tenant: str, job_id: str) -> JobRow:
     job = session.scalar(select(JobRow).where(JobRow.job_id == job_id, JobRow.tenant == tenant))
     if job is None:
         raise JobMissing(job_id)
@@ -357,7 +298,7 @@ def job_progress(session: Session, tenant: str, job_id: str) -> Progress:
     Raises:
         JobMissing: this tenant has no such job.
     """
-    _require(session, tenant, job_id)
+    require_job(session, tenant, job_id)
     counts = dict(
         session.execute(
             select(ItemRow.state, func.count()).where(ItemRow.job_id == job_id).group_by(ItemRow.state)

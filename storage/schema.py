@@ -57,6 +57,7 @@ class SnapshotState(StrEnum):
     REMOVED = "removed"
 
 
+SPEC_PARAM = "answer_spec"  # among a question's params: what reports need, and no worker
 GONE_STATES = (SnapshotState.EXPIRED, SnapshotState.REMOVED)  # their objects are for the sweep
 
 
@@ -207,6 +208,7 @@ class AnswerRow(Base):
     output_tokens: Mapped[int]
     first_token_s: Mapped[float]
     total_s: Mapped[float]
+    logprobs: Mapped[list[dict[str, Any]] | None] = mapped_column(JSON(none_as_null=True))
     worker: Mapped[str]
     created_at: Mapped[datetime]
 

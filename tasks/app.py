@@ -1,11 +1,15 @@
 """The Celery app. Importing it imports no torch; the tasks load their model when they first run."""
 
+import logging
+import os
+import signal
 import ssl
 from typing import TYPE_CHECKING, Any
 
 from celery import Celery, Task
 from kombu import Exchange, Queue
 
+from kernels.errors import RankLost
 from storage.errors import OUTAGES, SnapshotMissing
 from tasks.messages import MessageRefused, check_arguments, note_refused
 from tasks.queues import ALL_QUEUES, DECODE_QUEUE, PREFILL_QUEUE
@@ -14,6 +18,7 @@ from tasks.settings import TaskSettings
 if TYPE_CHECKING:
     from tasks.workplace import Workplace
 
+logger = logging.getLogger(__name__)
 EMBEDDED_BROKER = "memory://"
 
 
@@ -34,6 +39,10 @@ class WorkTask(Task):  # type: ignore[misc] # celery is untyped
         except OUTAGES as exc:
             place.note_outage(exc)
             raise
+        except RankLost as exc:  # what it held is given back; whoever started this process starts another
+            logger.critical("%s", exc)
+            os.kill(os.getpid(), signal.SIGTERM)
+            return None
         except SystemExit:
             if place.stopping.is_set():  # an orderly way out, which Celery would take for a broken worker
                 return None

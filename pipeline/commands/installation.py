@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from pipeline.commands.opening import device_settings
 from pipeline.commands.options import Json
 from pipeline.exits import Exit
 
@@ -20,13 +21,24 @@ def show_version() -> None:
 
 
 def doctor(
+    device: Annotated[
+        str | None,
+        typer.Option(help="Instead, run every op the engine needs on this device: musa, cuda, cpu, or one card."),
+    ] = None,
     cluster: Annotated[
         bool, typer.Option("--cluster", help="Also send a message through every queue and compare the workers.")
     ] = False,
     json_output: Json = False,
 ) -> None:
     """Check database, store, broker, device and model by really using them."""
-    from kernels.settings import KernelSettings
+    if device is not None:
+        from pipeline.device_table import show_device_check
+
+        passed = show_device_check(device, console=Console(), json_output=json_output)
+        raise typer.Exit(Exit.OK if passed else Exit.UNAVAILABLE)
+
+    kernel = device_settings()
+
     from pipeline.doctor import run_checks
     from storage.settings import StorageSettings
     from tasks.settings import TaskSettings
@@ -34,7 +46,7 @@ def doctor(
     task = TaskSettings()
     if cluster and task.broker_url is None:
         raise typer.BadParameter("there is no cluster without a broker: set PLATEMAKER_BROKER_URL.")
-    checks = run_checks(StorageSettings(), KernelSettings(), task)
+    checks = run_checks(StorageSettings(), kernel, task)
     if cluster:
         from pipeline.cluster_checks import cluster_checks
 

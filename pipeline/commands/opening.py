@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from kernels.settings import KernelSettings
     from pipeline.settings import PipelineSettings
     from storage.database import Database
     from storage.objects import ObjectStore
@@ -27,3 +28,17 @@ def opened() -> "Iterator[tuple[Database, ObjectStore, PipelineSettings]]":
         store.close()
     finally:
         database.close()
+
+
+def device_settings(model: str | None = None) -> "KernelSettings":
+    """Those of the device floor, with the cards pinned; call it before anything imports torch.
+
+    Raises:
+        CardsConflict: the operator pinned other cards.
+    """
+    from kernels.cards import pin_cards
+    from kernels.settings import KernelSettings
+
+    settings = KernelSettings(model=model) if model else KernelSettings()
+    pin_cards(settings.cards, settings.tensor_parallel)
+    return settings

@@ -9,25 +9,28 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from pipeline.commands.options import Files, Json, QuestionOptions, Title, taking
+from pipeline.commands.opening import device_settings
+from pipeline.commands.options import Files, Json, QuestionOptions, ReadingOptions, Title, taking
 from pipeline.exits import Exit, exit_code
 
 
-@taking(QuestionOptions)
+@taking(QuestionOptions, ReadingOptions)
 def run(
     asking: QuestionOptions,
+    reading: ReadingOptions,
     *,
     files: Files,
-    out: Annotated[Path, typer.Option(help="Folder for answers.csv and answers.jsonl.")] = Path("review"),
+    out: Annotated[
+        Path, typer.Option(help="A file (.xlsx, .html, .csv, .jsonl, .md), or a folder for the first four.")
+    ] = Path("review"),
     model: Annotated[str | None, typer.Option(help="Model folder, .gguf file or hub id.")] = None,
     title: Title = "",
     json_output: Json = False,
 ) -> None:
     """Answer questions about files here and now: no server, everything in this process."""
-    asked = asking.load()
+    asked, options, kernel = asking.load(), asking.params(), device_settings(model)
 
-    from kernels.settings import KernelSettings  # only now: a wrong question file is told before torch is loaded
-    from pipeline.run import run_here
+    from pipeline.run import run_here  # only now: what is wrong so far is told before torch is loaded
     from pipeline.settings import PipelineSettings
     from storage.settings import StorageSettings
     from tasks.settings import TaskSettings
@@ -35,12 +38,13 @@ def run(
     console = Console(stderr=json_output)
     finished = run_here(
         storage=StorageSettings(),
-        kernel=KernelSettings(model=model) if model else KernelSettings(),
+        kernel=kernel,
         task=TaskSettings().model_copy(update={"broker_url": None}),
         settings=PipelineSettings(),
         files=files,
         questions=asked,
-        options=asking.params(),
+        options=options,
+        reading=reading.read_options(),
         title=title,
         out=out,
         console=console,

@@ -6,13 +6,14 @@ import typer
 from rich.console import Console
 
 from pipeline.commands.opening import opened
-from pipeline.commands.options import Files, Json, QuestionOptions, Title, taking
+from pipeline.commands.options import Files, Json, QuestionOptions, ReadingOptions, Title, taking
 from pipeline.exits import Exit
 
 
-@taking(QuestionOptions)
+@taking(QuestionOptions, ReadingOptions)
 def submit(
     asking: QuestionOptions,
+    reading: ReadingOptions,
     *,
     files: Files,
     title: Title = "",
@@ -22,6 +23,8 @@ def submit(
     from kernels.settings import KernelSettings
     from pipeline import submit as submission
     from pipeline.screen import counting
+    from pipeline.settings import PipelineSettings
+    from storage.settings import StorageSettings
     from tasks.app import configure
     from tasks.errors import BrokerUnavailable
     from tasks.settings import TaskSettings
@@ -33,15 +36,17 @@ def submit(
         raise typer.BadParameter("submit needs workers: set PLATEMAKER_BROKER_URL, or use `platemaker run`.")
     submission.refuse_unsupported_model(kernel)
     errors = Console(stderr=True)
-    with opened() as (database, store, settings), counting(errors, "Reading files", len(files)) as tick:
+    sources = submission.named_sources(files, PipelineSettings(), StorageSettings())
+    with opened() as (database, store, settings), counting(errors, "Reading files", len(sources)) as tick:
         made = submission.submit(
             database,
             store,
             settings=settings,
             model=kernel.model_name,
-            files=files,
+            files=sources,
             questions=asked,
             options=asking.params(),
+            reading=reading.read_options(),
             title=title,
             on_read=tick,
         )
@@ -49,6 +54,8 @@ def submit(
             kick_waiting(configure(task), database, task)
         except BrokerUnavailable as exc:
             errors.print(f"{exc} The job is safe: workers will find it.", style="yellow", highlight=False)
+    for note in made.notes:
+        errors.print(note, style="yellow", highlight=False, markup=False, soft_wrap=True)
     if made.unreadable:
         errors.print(
             f"{made.unreadable} of {made.sources} files cannot be read; `platemaker answers {made.job_id}` says why.",

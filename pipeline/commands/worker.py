@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from pipeline.commands.opening import device_settings
 from tasks.queues import Pool
 
 
@@ -18,8 +19,9 @@ def worker(
     if task.broker_url is None:
         raise typer.BadParameter("a worker needs a broker: set PLATEMAKER_BROKER_URL.")
 
-    from kernels.settings import KernelSettings  # only now: a missing setting is told before torch is loaded
-    from pipeline.guard import check_no_other_kernels
+    kernel = device_settings()
+
+    from pipeline.guard import check_no_other_kernels  # only now: a wrong setting is told before torch is loaded
     from storage.objects import check_store
     from storage.settings import StorageSettings
     from tasks.app import configure
@@ -27,7 +29,7 @@ def worker(
     from tasks.workplace import Workplace
 
     check_no_other_kernels()
-    place = Workplace.open(StorageSettings(), KernelSettings(), task)
+    place = Workplace.open(StorageSettings(), kernel, task)
     place.database.check_schema()
     check_store(place.store)
     _ = place.engine.model  # a worker whose model is wrong does not start

@@ -2,7 +2,7 @@ import threading
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from storage.objects.base import ObjectStore, StoredObject, check_key
+from storage.objects.base import Bucket, ObjectStore, StoredObject, check_key
 from storage.objects.folder import FolderStore
 from storage.objects.local_copies import LocalCopies
 from storage.objects.measured import MeasuredStore, NoteTransfer, note_nothing
@@ -11,6 +11,7 @@ from storage.objects.probe import check_store
 from storage.settings import StorageSettings
 
 __all__ = [
+    "Bucket",
     "FolderStore",
     "LocalCopies",
     "NoteTransfer",
@@ -19,6 +20,7 @@ __all__ = [
     "StoredObject",
     "check_key",
     "check_store",
+    "open_bucket",
     "open_store",
     "without_copies",
 ]
@@ -40,6 +42,13 @@ def open_store(
         return _with_copies(store, settings, note)
     folder = FolderStore(Path(unquote(urlsplit(url).path) if url.startswith("file://") else url))
     return MeasuredStore(folder, settings.patience_s, tier="folder", note=note, stopping=stopping)
+
+
+def open_bucket(settings: StorageSettings, name: str) -> Bucket:
+    """Any bucket, to read files from, with the server and the keys of the settings."""
+    from storage.objects.bucket import S3Bucket
+
+    return S3Bucket(settings, name)
 
 
 def without_copies(store: ObjectStore) -> ObjectStore:

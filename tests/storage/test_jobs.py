@@ -18,16 +18,15 @@ from storage.database import Database
 from storage.documents import add_document, get_text, put_text, require_document
 from storage.errors import DocumentUnknown, JobMissing
 from storage.items import answer_item, cancel_item, fail_item, recover_items
+from storage.job_report import ReportRow, job_report
 from storage.jobs import (
     NewQuestion,
     NewSource,
-    ReportRow,
     Timing,
     cancel_job,
     create_job,
     job_progress,
     job_readings,
-    job_report,
     job_status,
     job_timing,
     list_jobs,

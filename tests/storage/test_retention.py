@@ -12,7 +12,8 @@ from storage.documents import get_text, put_text
 from storage.errors import DocumentUnknown, ObjectMissing, SnapshotInUse, SnapshotMissing
 from storage.forget import Forgotten, forget_document, forget_tenant
 from storage.items import answer_item
-from storage.jobs import cancel_job, job_report, job_status
+from storage.job_report import job_report
+from storage.jobs import cancel_job, job_status
 from storage.leases import live_leases, release_leases, renew_leases, take_lease
 from storage.lineage import snapshot_lineage
 from storage.objects import FolderStore
