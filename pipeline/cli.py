@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from pipeline.commands import installation, jobs, playbooks, reports, snapshots
+from pipeline.commands import installation, jobs, operations, playbooks, reports, snapshots
 from pipeline.commands.run import run
 from pipeline.commands.submit import submit
 from pipeline.commands.worker import worker
@@ -105,6 +105,10 @@ for command in (
     reports.report,
     reports.compare,
     worker,
+    operations.up,
+    operations.down,
+    operations.flower,
+    operations.exporter,
     installation.doctor,
     snapshots.sweep,
     snapshots.forget,
