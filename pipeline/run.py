@@ -17,8 +17,8 @@ from pipeline.screen import counting, follow, stage
 from pipeline.settings import PipelineSettings
 from pipeline.submit import submit
 from storage.database import utc_now
+from storage.endings import cancel_job
 from storage.errors import OUTAGES
-from storage.jobs import cancel_job
 from storage.objects import check_store
 from storage.settings import StorageSettings
 from tasks.app import configure

@@ -28,7 +28,7 @@ class WorkTask(Task):  # type: ignore[misc] # celery is untyped
             place.note_outage(exc)
             raise
         except SystemExit:
-            if place.stopping.is_set():  # an orderly way out, which Celery would take for a broken worker
+            if place.draining.is_set():  # an orderly way out, which Celery would take for a broken worker
                 return None
             raise
         place.note_work()

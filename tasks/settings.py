@@ -16,6 +16,9 @@ class TaskSettings(FloorSettings):
     memory_cache_mb: int = Field(
         2048, ge=0, description="Memory of the device in which a process keeps loaded snapshots for the next task (MB)."
     )
+    soft_stop_s: float = Field(
+        20.0, ge=0, description="How long a worker told to stop (SIGTERM) goes on with answers under way (seconds)."
+    )
     upkeep_s: float = Field(5.0, gt=0, description="How often each worker looks for lost work (seconds).")
 
     @field_validator("broker_url")

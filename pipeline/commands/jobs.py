@@ -14,7 +14,7 @@ from pipeline.exits import exit_code
 
 if TYPE_CHECKING:
     from pipeline.report.rows import ReportLine
-    from storage.jobs import JobStatus
+    from storage.progress import JobStatus
 
 
 class AnswerFormat(StrEnum):
@@ -25,7 +25,7 @@ class AnswerFormat(StrEnum):
 
 def status(job_id: JobId, json_output: Json = False) -> None:
     """Say how far a job is."""
-    from storage.jobs import job_status
+    from storage.progress import job_status
 
     with opened() as (database, _store, settings), database.reading() as session:
         found = job_status(session, settings.tenant, job_id)
@@ -37,7 +37,7 @@ def status(job_id: JobId, json_output: Json = False) -> None:
 
 def jobs(limit: Annotated[int, typer.Option(min=1, help="How many.")] = 20, json_output: Json = False) -> None:
     """List the newest jobs."""
-    from storage.jobs import list_jobs
+    from storage.progress import list_jobs
 
     with opened() as (database, _store, settings), database.reading() as session:
         found = list_jobs(session, settings.tenant, limit)
@@ -51,7 +51,7 @@ def watch(job_id: JobId, json_output: Json = False) -> None:
     from pipeline.report.summary import summarise
     from pipeline.report.table import print_summary
     from pipeline.screen import follow
-    from storage.jobs import job_status
+    from storage.progress import job_status
 
     console = Console()
     with opened() as (database, store, settings):
@@ -89,7 +89,8 @@ def answers(
 def cancel(job_id: JobId, json_output: Json = False) -> None:
     """End a job. Finished answers are kept; with the workers down it works just as well."""
     from storage.database import utc_now
-    from storage.jobs import cancel_job, job_status
+    from storage.endings import cancel_job
+    from storage.progress import job_status
 
     with opened() as (database, _store, settings):
         with database.writing() as session:

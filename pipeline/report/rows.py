@@ -8,7 +8,7 @@ from typing import Any
 from pipeline.report.evidence import DocumentIndex, Evidence
 from storage.database import Database
 from storage.documents import get_text
-from storage.jobs import ReportRow, job_report
+from storage.job_report import ReportRow, job_report
 from storage.objects import ObjectStore
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from pipeline.report.rows import ReportLine
 from storage.database import Database
-from storage.jobs import JobStatus, Reading, job_readings, job_status, job_timing
+from storage.progress import JobStatus, Reading, job_readings, job_status, job_timing
 from storage.schema import ItemState
 
 

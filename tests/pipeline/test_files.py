@@ -9,7 +9,7 @@ import pytest
 from pipeline.report.evidence import Evidence
 from pipeline.report.files import write_csv, write_files, write_jsonl
 from pipeline.report.rows import ReportLine
-from storage.jobs import ReportRow
+from storage.job_report import ReportRow
 
 ROW = ReportRow(
     source_position=0,

@@ -8,10 +8,12 @@ from sqlalchemy import select, update
 from kernels.decode import Decoder
 from pipeline.submit import Submission
 from storage.database import utc_now
+from storage.endings import cancel_job
 from storage.items import recover_items
-from storage.jobs import cancel_job, job_report, job_status
+from storage.job_report import job_report
 from storage.manifest import chunk_object_key, manifest_object_key
 from storage.objects import ObjectStore
+from storage.progress import job_status
 from storage.schema import AnswerRow, ChunkRow, ItemRow, ItemState, SnapshotRow, SnapshotState
 from storage.snapshots import get_snapshot
 from tasks.decode import answer_waiting

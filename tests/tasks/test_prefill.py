@@ -9,7 +9,8 @@ from kernels.kv import PrefixKV
 from kernels.steps import PrefillStep
 from pipeline.submit import Submission
 from storage.documents import text_key
-from storage.jobs import job_readings, job_report, job_status
+from storage.job_report import job_report
+from storage.progress import job_readings, job_status
 from storage.schema import ChunkRow, ItemRow, ItemState, SnapshotRow, SnapshotState
 from tasks.prefill import prepare_snapshot
 from tasks.workplace import Workplace
