@@ -10,6 +10,8 @@
     │   ├── UnreadableDocument
     │   └── ParseLimitExceeded
     ├── QuestionFileError
+    ├── TimeUnclear              a time or duration that cannot be read
+    ├── ScheduleError            a schedule cannot be made or run
     ├── AmbiguousDocument        several documents were submitted under this name
     └── LocalServerError         a server of this machine cannot run
         ├── ServerNotInstalled
@@ -139,6 +141,22 @@ class QuestionFileError(PipelineError):
         self.line = line
         self.reason = reason
         self.place = f"{path}, line {line}" if line else str(path)
+
+
+class TimeUnclear(PipelineError):
+    """{text} is no time; write 90m, 6h, 2d, or 2026-12-01T06:00+08:00."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.text = text
+
+
+class ScheduleError(PipelineError):
+    """{reason}."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__()
+        self.reason = reason
 
 
 class AmbiguousDocument(PipelineError):

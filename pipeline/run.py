@@ -19,6 +19,7 @@ from pipeline.submit import submit
 from storage.database import utc_now
 from storage.endings import cancel_job
 from storage.errors import OUTAGES
+from storage.jobs import JobTimes
 from storage.objects import check_store
 from storage.settings import StorageSettings
 from tasks.app import configure
@@ -44,6 +45,8 @@ def run_here(
     questions: list[Question],
     options: GenerationParams,
     title: str,
+    client_key: str | None,
+    times: JobTimes,
     out: Path,
     console: Console,
 ) -> Finished:
@@ -70,6 +73,8 @@ def run_here(
                 questions=questions,
                 options=options,
                 title=title,
+                client_key=client_key,
+                times=times,
                 on_read=tick,
             )
         interrupted = False

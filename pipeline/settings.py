@@ -27,6 +27,10 @@ class PipelineSettings(FloorSettings):
         default_factory=lambda: len(os.sched_getaffinity(0)), ge=1, description="Files read at the same time (count)."
     )
 
+    price_per_device_hour: float | None = Field(
+        None, ge=0, description="What an hour of a device costs, for --dry-run (any currency). Default: costs unknown."
+    )
+
     @property
     def parse_limits(self) -> ParseLimits:
         return ParseLimits(

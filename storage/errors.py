@@ -18,6 +18,8 @@ StorageError
 ├── JobMissing                no such job of this tenant
 ├── KeyTaken                  a client's key stands for a job with other content
 ├── RetryRefused              a cancelled job is not tried again
+├── ScheduleMissing           no such schedule of this tenant
+├── ScheduleTaken             there is a schedule of this name
 ├── DocumentUnknown           no such document of this tenant
 ├── SchemaError               database schema missing or old
 ├── SettingsError             the settings file cannot be used
@@ -178,6 +180,22 @@ class RetryRefused(StorageError):
     def __init__(self, job_id: str) -> None:
         self.job_id = job_id
         super().__init__(f"Job {job_id} was cancelled and is not tried again. Submit its files anew.")
+
+
+class ScheduleMissing(StorageError):
+    """There is no such schedule."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        super().__init__(f"There is no schedule {name}. `platemaker nightly list` lists yours.")
+
+
+class ScheduleTaken(StorageError):
+    """There is a schedule of this name."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        super().__init__(f"There is a schedule {name} already. Give another name, or remove that one first.")
 
 
 class DocumentUnknown(StorageError):

@@ -50,6 +50,9 @@ class JobTimes:
     answer_by: datetime | None = None
 
 
+ANY_TIME = JobTimes()
+
+
 def create_job(
     session: Session,
     *,
@@ -60,7 +63,7 @@ def create_job(
     questions: list[NewQuestion],
     now: datetime,
     client_key: str | None = None,
-    times: JobTimes = JobTimes(),
+    times: JobTimes = ANY_TIME,
     reuse_answers: bool = False,
     only_prefill: bool = False,
 ) -> str:

@@ -157,12 +157,17 @@ def job_timing(session: Session, job_id: str) -> Timing:
         .join(ItemRow, ItemRow.item_id == AnswerRow.item_id)
         .where(ItemRow.job_id == job_id, AnswerRow.carried_from.is_(None))
     ).all()
-    spans = sorted((row.created_at.timestamp() - row.total_s, row.created_at.timestamp()) for row in rows)
-    decode_s, covered = 0.0, 0.0
-    for start, stop in spans:
-        decode_s += max(0.0, stop - max(start, covered))
-        covered = max(covered, stop)
+    decode_s = busy_s([(row.created_at.timestamp(), row.total_s) for row in rows])
     return Timing(sum(row.cached_tokens for row in rows), sum(row.output_tokens for row in rows), decode_s)
+
+
+def busy_s(spans: list[tuple[float, float]]) -> float:
+    """Seconds covered by spans, each given by its end and its length."""
+    busy, covered = 0.0, 0.0
+    for start, stop in sorted((stop - length, stop) for stop, length in spans):
+        busy += max(0.0, stop - max(start, covered))
+        covered = max(covered, stop)
+    return busy
 
 
 @dataclass(frozen=True)

@@ -388,6 +388,7 @@ class ScheduleRow(Base):
     time_zone: Mapped[str]
     answer_by_s: Mapped[float | None]
     created_at: Mapped[datetime]
+    active_since: Mapped[datetime]
     paused_at: Mapped[datetime | None]
 
     __table_args__ = (UniqueConstraint("tenant", "name"),)

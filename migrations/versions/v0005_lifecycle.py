@@ -50,6 +50,7 @@ def upgrade() -> None:
         sa.Column("time_zone", sa.String(length=255), nullable=False),
         sa.Column("answer_by_s", sa.Double(), nullable=True),
         sa.Column("created_at", TIME, nullable=False),
+        sa.Column("active_since", TIME, nullable=False),
         sa.Column("paused_at", TIME, nullable=True),
         sa.PrimaryKeyConstraint("schedule_id", name=op.f("pk_schedules")),
         sa.UniqueConstraint("tenant", "name", name=op.f("uq_schedules_tenant_name")),

@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from rich.console import Console
+
 if TYPE_CHECKING:
     from pipeline.settings import PipelineSettings
     from storage.database import Database
@@ -27,3 +29,19 @@ def opened() -> "Iterator[tuple[Database, ObjectStore, PipelineSettings]]":
         store.close()
     finally:
         database.close()
+
+
+def kick(database: "Database") -> None:
+    """Sends what waits to the workers now, where there is a broker; without it they find the rows by themselves."""
+    from tasks.app import configure
+    from tasks.errors import BrokerUnavailable
+    from tasks.settings import TaskSettings
+    from tasks.upkeep import kick_waiting
+
+    task = TaskSettings()
+    if task.broker_url is None:
+        return
+    try:
+        kick_waiting(configure(task), database, task)
+    except BrokerUnavailable as exc:
+        Console(stderr=True).print(f"{exc} The job is safe: workers will find it.", style="yellow", highlight=False)

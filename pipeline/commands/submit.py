@@ -5,30 +5,32 @@ import json
 import typer
 from rich.console import Console
 
-from pipeline.commands.opening import opened
-from pipeline.commands.options import Files, Json, QuestionOptions, Title, taking
+from pipeline.commands.estimate import tell_estimate
+from pipeline.commands.opening import kick, opened
+from pipeline.commands.options import Files, JobOptions, Json, QuestionOptions, taking
 from pipeline.exits import Exit
 
 
-@taking(QuestionOptions)
+@taking(QuestionOptions, JobOptions)
 def submit(
     asking: QuestionOptions,
+    job: JobOptions,
     *,
     files: Files,
-    title: Title = "",
     json_output: Json = False,
 ) -> None:
     """Hand a job to the workers and print its id."""
     from kernels.settings import KernelSettings
     from pipeline import submit as submission
     from pipeline.screen import counting
-    from tasks.app import configure
-    from tasks.errors import BrokerUnavailable
     from tasks.settings import TaskSettings
-    from tasks.upkeep import kick_waiting
 
     asked = asking.load()
+    times = job.times()
     task, kernel = TaskSettings(), KernelSettings()
+    if job.dry_run:
+        tell_estimate(kernel, files, asked, json_output=json_output)
+        return
     if task.broker_url is None:
         raise typer.BadParameter("submit needs workers: set PLATEMAKER_BROKER_URL, or use `platemaker run`.")
     submission.refuse_unsupported_model(kernel)
@@ -42,13 +44,12 @@ def submit(
             files=files,
             questions=asked,
             options=asking.params(),
-            title=title,
+            title=job.title,
+            client_key=job.key,
+            times=times,
             on_read=tick,
         )
-        try:
-            kick_waiting(configure(task), database, task)
-        except BrokerUnavailable as exc:
-            errors.print(f"{exc} The job is safe: workers will find it.", style="yellow", highlight=False)
+        kick(database)
     if made.unreadable:
         errors.print(
             f"{made.unreadable} of {made.sources} files cannot be read; `platemaker answers {made.job_id}` says why.",

@@ -8,12 +8,12 @@ from typing import Any
 from pipeline.report.rows import ReportLine
 from storage.database import Database
 from storage.progress import JobStatus, Reading, job_readings, job_status, job_timing
-from storage.schema import ItemState
+from storage.schema import OPEN_STATES, ItemState
 
 
 @dataclass(frozen=True)
 class Summary:
-    """A job in numbers. `rows` and the three below count report rows: sources × questions.
+    """A job in numbers. `rows` and the four below count report rows: sources × questions.
 
     `tokens_read` is what prefill computed for this job; `tokens_without_sharing` what the answered questions would
     have read, had each read its document again.
@@ -24,6 +24,7 @@ class Summary:
     answered: int
     failed: int
     cancelled: int
+    expired: int
     documents: int
     snapshots_found: int
     snapshots_made: int
@@ -61,13 +62,15 @@ def summarise(database: Database, tenant: str, job_id: str, lines: Iterable[Repo
     firsts = [row.first_token_s for row in rows if row.first_token_s is not None]
     answered = sum(row.state == ItemState.ANSWERED for row in rows)
     cancelled = sum(row.state == ItemState.CANCELLED for row in rows)
-    still_open = sum(row.state in (ItemState.QUEUED, ItemState.RUNNING) for row in rows)
+    expired = sum(row.state == ItemState.EXPIRED for row in rows)
+    still_open = sum(row.state in OPEN_STATES for row in rows)
     return Summary(
         job_id=job_id,
         rows=status.rows,
         answered=answered,
-        failed=len(rows) - answered - cancelled - still_open,
+        failed=len(rows) - answered - cancelled - expired - still_open,
         cancelled=cancelled,
+        expired=expired,
         documents=len({row.document_id for row in rows if row.document_id}),
         snapshots_found=sum(reading.way == "found" for reading in readings),
         snapshots_made=sum(reading.way == "computed" for reading in readings),

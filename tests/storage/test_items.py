@@ -313,7 +313,7 @@ def test_an_owner_is_told_which_of_its_items_were_cancelled(database: Database) 
 
     with database.reading() as session:
         assert cancelled_items(session, "worker-1", NOW) == {first.item_id}
-        assert cancelled_items(session, "worker-2") == set()
+        assert cancelled_items(session, "worker-2", NOW) == set()
     finish(database, first.item_id)
     with database.reading() as session:
         assert cancelled_items(session, "worker-1", NOW) == set()
