@@ -12,7 +12,9 @@ if TYPE_CHECKING:
     from pipeline.questions import Question
 
 
-def tell_estimate(kernel: "KernelSettings", files: list[Path], asked: "list[Question]", *, json_output: bool) -> None:
+def tell_estimate(
+    kernel: "KernelSettings", files: list[Path], asked: "list[Question]", *, make_tables: bool, json_output: bool
+) -> None:
     from pipeline.dry_run import estimate
     from pipeline.screen import counting
     from pipeline.settings import PipelineSettings
@@ -20,7 +22,10 @@ def tell_estimate(kernel: "KernelSettings", files: list[Path], asked: "list[Ques
     from storage.settings import StorageSettings
 
     database = Database(StorageSettings())
-    database.upgrade()
+    if make_tables:
+        database.upgrade()
+    else:
+        database.check_schema()
     settings = PipelineSettings()
     with counting(Console(stderr=True), "Reading files", len(files)) as tick:
         found = estimate(database, settings=settings, kernel=kernel, files=files, questions=asked, on_read=tick)

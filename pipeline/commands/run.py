@@ -32,7 +32,7 @@ def run(
     console = Console(stderr=json_output)
     kernel = KernelSettings(model=model) if model else KernelSettings()
     if job.dry_run:
-        tell_estimate(kernel, files, asked, json_output=json_output)
+        tell_estimate(kernel, files, asked, make_tables=True, json_output=json_output)
         return
     from pipeline.run import run_here
     from pipeline.settings import PipelineSettings

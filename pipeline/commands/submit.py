@@ -29,7 +29,7 @@ def submit(
     times = job.times()
     task, kernel = TaskSettings(), KernelSettings()
     if job.dry_run:
-        tell_estimate(kernel, files, asked, json_output=json_output)
+        tell_estimate(kernel, files, asked, make_tables=False, json_output=json_output)
         return
     if task.broker_url is None:
         raise typer.BadParameter("submit needs workers: set PLATEMAKER_BROKER_URL, or use `platemaker run`.")
