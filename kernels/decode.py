@@ -1,4 +1,4 @@
-"""Answering many questions of one document at once, all against one copy of its KV."""
+"""Answering many questions of one or several documents at once, each against the one copy of its document's KV."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -8,8 +8,8 @@ from typing import Literal
 import torch
 
 from kernels.errors import ContextExceeded, KernelError, NonFiniteLogits
-from kernels.kv import PrefixKV
-from kernels.model import LanguageModel
+from kernels.kv import PrefixKV, SuffixKV
+from kernels.model import Asked, LanguageModel
 from kernels.params import GenerationParams
 from kernels.prompt import Prompter
 from kernels.sampling import Sampler
@@ -19,11 +19,12 @@ ADMIT_TOKENS = 512  # question tokens taken up in one step; more would hold up t
 
 @dataclass(frozen=True)
 class DecodeRequest:
-    """A question of the document; `key` is the caller's name for it."""
+    """A question of the document that `prefix` holds; `key` is the caller's name for it."""
 
     key: int
     question_ids: list[int]
     params: GenerationParams
+    prefix: PrefixKV
 
 
 @dataclass(frozen=True)
@@ -51,19 +52,44 @@ class _Running:
     first_token_s: float = 0.0
 
 
-class Decoder:
-    """Continuous batching over one document: a question that is done makes room for the next at once.
+@dataclass
+class _Document:
+    """A document with questions under way. Slot i of the suffix KV belongs to running question i; when one ends, the
+    last takes its place, states included."""
 
-    Slot i of the suffix KV belongs to running question i; when one ends, the last takes its place, states included.
+    prefix: PrefixKV
+    suffix: SuffixKV
+    running: list[_Running] = field(default_factory=list)
+
+    def add(self, request: DecodeRequest) -> None:
+        own = len(request.question_ids) + request.params.max_new_tokens
+        self.suffix.grow(len(self.running) + 1, own)
+        sampler = Sampler(request.params, request.question_ids)
+        self.running.append(_Running(request, sampler, time.perf_counter(), list(request.question_ids)))
+
+    def remove(self, running: _Running) -> None:
+        slot = self.running.index(running)
+        final = self.running.pop()
+        if final is not running:
+            self.running[slot] = final
+            self.suffix.move(len(self.running), slot, final.stored)
+
+
+class Decoder:
+    """Continuous batching: a question that is done makes room for the next at once, of the same document or another.
+
+    All that runs takes part in each step, so the weights are read once for the questions of all documents.
     """
 
-    def __init__(self, model: LanguageModel, prompter: Prompter, prefix: PrefixKV, *, max_batch: int) -> None:
+    def __init__(self, model: LanguageModel, prompter: Prompter, *, max_batch: int) -> None:
         self.model = model
         self.prompter = prompter
-        self.prefix = prefix
         self.max_batch = max_batch
-        self.suffix = model.new_suffix(max_batch, 0)
-        self._running: list[_Running] = []
+        self._documents: list[_Document] = []
+
+    @property
+    def _num_running(self) -> int:
+        return sum(len(document.running) for document in self._documents)
 
     def run(
         self, requests: Iterable[DecodeRequest], is_cancelled: Callable[[int], bool] = lambda _key: False
@@ -77,59 +103,71 @@ class Decoder:
         while True:
             yield from self._drop_cancelled(is_cancelled)
             yield from self._admit(waiting)
-            if not self._running:
+            if not self._documents:
                 return
             yield from self._step()
 
     def _admit(self, waiting: Iterator[DecodeRequest]) -> Iterator[DecodeResult]:
-        room, first = ADMIT_TOKENS, len(self._running)
-        while len(self._running) < self.max_batch and room > 0:
+        room = ADMIT_TOKENS
+        while self._num_running < self.max_batch and room > 0:
             request = next(waiting, None)
             if request is None:
                 break
-            needed = self.prefix.length + len(request.question_ids) + request.params.max_new_tokens
+            needed = request.prefix.length + len(request.question_ids) + request.params.max_new_tokens
             if needed > self.model.context_len:
                 yield _failed(request, ContextExceeded(needed, self.model.context_len))
                 continue
             room -= len(request.question_ids)
-            sampler = Sampler(request.params, request.question_ids)
-            self._running.append(_Running(request, sampler, time.perf_counter(), list(request.question_ids)))
-            own = len(request.question_ids) + request.params.max_new_tokens
-            if own > self.suffix.capacity:
-                self.suffix.grow(own)
+            self._document(request.prefix).add(request)
         if self.model.layout.recurrent:  # questions of one length run together, each in a row of its own
-            self._running[first:] = sorted(self._running[first:], key=lambda running: len(running.pending))
+            for document in self._documents:
+                document.running.sort(key=lambda running: 0 if running.stored else len(running.pending))
+
+    def _document(self, prefix: PrefixKV) -> _Document:
+        for document in self._documents:
+            if document.prefix is prefix:
+                return document
+        self._documents.append(_Document(prefix, self.model.new_suffix(0, 0)))
+        return self._documents[-1]
 
     def _drop_cancelled(self, is_cancelled: Callable[[int], bool]) -> Iterator[DecodeResult]:
-        for running in list(self._running):
-            if is_cancelled(running.request.key):
-                yield self._finish(running, "cancelled")
+        for document in list(self._documents):
+            for running in list(document.running):
+                if is_cancelled(running.request.key):
+                    yield self._finish(document, running, "cancelled")
 
     def _step(self) -> Iterator[DecodeResult]:
-        pending = [running.pending for running in self._running]
-        lengths = [running.stored for running in self._running]
-        logits = self.model.ask(self.prefix, self.suffix, pending, lengths)
+        logits = self.model.ask_all(
+            Asked(
+                document.prefix,
+                document.suffix,
+                [running.pending for running in document.running],
+                [running.stored for running in document.running],
+            )
+            for document in self._documents
+        )
         finite = torch.isfinite(logits).all(-1).tolist()
         now = time.perf_counter()
-        for running in self._running:
+        stepped = [(document, running) for document in self._documents for running in document.running]
+        for _, running in stepped:
             running.stored += len(running.pending)  # of all, before one that ends makes room and others move
-        for row, running in enumerate(list(self._running)):
+        for row, (document, running) in enumerate(stepped):
             if not finite[row]:
-                yield self._finish(running, "error", NonFiniteLogits())
+                yield self._finish(document, running, "error", NonFiniteLogits())
                 continue
             token = running.sampler.draw(logits[row])
             if not running.answer:
                 running.first_token_s = now - running.started
             params = running.request.params
             if token in self.prompter.stop_ids and not params.ignore_eos:
-                yield self._finish(running, "stop")
+                yield self._finish(document, running, "stop")
                 continue
             running.answer.append(token)
             running.pending = [token]
             if params.stop and self._stop_at(running) is not None:
-                yield self._finish(running, "stop")
+                yield self._finish(document, running, "stop")
             elif len(running.answer) >= params.max_new_tokens:
-                yield self._finish(running, "length")
+                yield self._finish(document, running, "length")
 
     def _stop_at(self, running: _Running) -> int | None:
         """Where the first stop string begins in the answer so far."""
@@ -139,17 +177,16 @@ class Decoder:
 
     def _finish(
         self,
+        document: _Document,
         running: _Running,
         finish: Literal["stop", "length", "cancelled", "error"],
         error: KernelError | None = None,
     ) -> DecodeResult:
-        slot = self._running.index(running)
         if error is not None:
-            self.suffix.clear(slot)
-        final = self._running.pop()
-        if final is not running:
-            self._running[slot] = final
-            self.suffix.move(len(self._running), slot, final.stored)
+            document.suffix.clear(document.running.index(running))
+        document.remove(running)
+        if not document.running:
+            self._documents.remove(document)
         text = self.prompter.text(running.answer)
         cut = self._stop_at(running)
         return DecodeResult(

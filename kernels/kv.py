@@ -248,15 +248,21 @@ class SuffixKV:
                 tensor[slot] = 0
 
     @torch.inference_mode()
-    def grow(self, capacity: int) -> None:
-        """Makes room for `capacity` tokens per slot, keeping what is stored."""
-        held = self.capacity
-        self.capacity = capacity
+    def grow(self, slots: int, capacity: int) -> None:
+        """Makes room for so many slots of so many tokens, if there is less, keeping what is stored. Slots come in
+        powers of two, so that one more question seldom moves the others."""
+        held_slots, held = self.slots, self.capacity
+        if slots <= held_slots and capacity <= held:
+            return
+        self.slots = max(held_slots, 1 << (slots - 1).bit_length())
+        self.capacity = max(held, capacity)
         for layer in self.keys:
             keys, values = self.keys[layer], self.values[layer]
             self._make(layer, keys, keys.shape[1], keys.shape[3], values.shape[3])
-            self.keys[layer][:, :, :held] = keys
-            self.values[layer][:, :, :held] = values
+            self.keys[layer][:held_slots, :, :held] = keys
+            self.values[layer][:held_slots, :, :held] = values
+        if self.slots > held_slots:
+            self.recurrent.grow(self.slots)
 
     @property
     def size_bytes(self) -> int:

@@ -1,6 +1,6 @@
 """A causal language model of transformers with our attention, ready for prefill and decode."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -23,13 +23,23 @@ from kernels.kv import PrefixKV, SuffixKV, to_index
 from kernels.layout import KVLayout, LayerShape
 from kernels.prompt import Prompter
 from kernels.settings import KernelSettings, user_cache_dir
-from kernels.steps import ATTENTION_NAME, DecodeStep, PrefillStep, Step, run_step
+from kernels.steps import ATTENTION_NAME, DecodeStep, JoinedStep, PrefillStep, Step, run_step
 from kernels.survey import survey
 
 # Relative error of the split run against the whole run on a short random text.
 SPLIT_TOLERANCE = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 6e-2}
 TRIAL_WINDOW = 6  # narrower than that text, so that sliding windows take part
 TRIAL_TOKENS = [20, 17, 22, 18, 23, 19]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What one document's slots are asked in a step; see `LanguageModel.ask`."""
+
+    prefix: PrefixKV
+    suffix: SuffixKV
+    pending: Sequence[list[int]]
+    lengths: Sequence[int]
 
 
 @dataclass
@@ -58,10 +68,13 @@ class LanguageModel:
 
     def new_kv(self, capacity: int, make_room: Callable[[int], None] = lambda _size_bytes: None) -> PrefixKV:
         """Room for a document of this many tokens; `make_room(size_bytes)` is called before it is taken."""
-        shapes, dtype = self.kv_shapes, self.layout.dtype
-        numbers = sum(shape.kv_heads * (shape.key_dim + shape.value_dim) for shape in shapes.values())
-        make_room(capacity * numbers * dtype.itemsize)
-        return PrefixKV.empty(capacity, shapes, dtype=dtype, device=self.device, layout=self.layout)
+        make_room(self.prefix_bytes(capacity))
+        return PrefixKV.empty(capacity, self.kv_shapes, dtype=self.layout.dtype, device=self.device, layout=self.layout)
+
+    def prefix_bytes(self, capacity: int) -> int:
+        """What a document of this many tokens takes in the layers that keep every token."""
+        numbers = sum(shape.kv_heads * (shape.key_dim + shape.value_dim) for shape in self.kv_shapes.values())
+        return capacity * numbers * self.layout.dtype.itemsize
 
     def new_suffix(self, slots: int, capacity: int) -> SuffixKV:
         return SuffixKV(slots, capacity, self.layout)
@@ -79,20 +92,36 @@ class LanguageModel:
         Raises:
             ChunkMismatch: the prefix was loaded without this model's layout, or without its state.
         """
-        self.check_prefix(prefix)
-        counts = [len(tokens) for tokens in pending]
-        if not self.layout.recurrent:
-            step = DecodeStep(prefix, suffix, counts, list(lengths), self.device)
-            last = torch.tensor(counts).cumsum(0) - 1
-            return self.forward(
-                step, [token for tokens in pending for token in tokens], to_index(last.tolist(), self.device)
-            )
+        return self.ask_all([Asked(prefix, suffix, pending, lengths)])
+
+    def ask_all(self, documents: Iterable[Asked]) -> Tensor:
+        """The same over several documents in one pass; the logits are in the order of documents and their slots.
+
+        Raises:
+            ChunkMismatch: as `ask`.
+        """
+        asked = list(documents)
+        for document in asked:
+            self.check_prefix(document.prefix)
+        if self.layout.recurrent:
+            return torch.cat([self._ask_in_rows(document) for document in asked])
+        steps = [
+            DecodeStep(each.prefix, each.suffix, [len(tokens) for tokens in each.pending], each.lengths, self.device)
+            for each in asked
+        ]
+        pending = [tokens for each in asked for tokens in each.pending]
+        last = torch.tensor([len(tokens) for tokens in pending]).cumsum(0) - 1
+        step = steps[0] if len(steps) == 1 else JoinedStep(steps)
+        return self.forward(step, _joined(pending), to_index(last.tolist(), self.device))
+
+    def _ask_in_rows(self, asked: Asked) -> Tensor:
+        """A row of its own for each slot, those of one length together."""
         logits, first = [], 0
-        for count, group in groupby(counts):
+        for count, group in groupby(len(tokens) for tokens in asked.pending):
             stop = first + len(list(group))
-            taken = list(lengths[first:stop])
-            step = DecodeStep(prefix, suffix, [count] * len(taken), taken, self.device, first_slot=first)
-            logits.append(self.forward(step, _joined(pending[first:stop]), 1))
+            taken = asked.lengths[first:stop]
+            step = DecodeStep(asked.prefix, asked.suffix, [count] * len(taken), taken, self.device, first_slot=first)
+            logits.append(self.forward(step, _joined(asked.pending[first:stop]), 1))
             first = stop
         return torch.cat(logits)
 

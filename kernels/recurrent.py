@@ -52,6 +52,13 @@ class RecurrentState:
         """Some rows, sharing their memory."""
         return RecurrentState({name: tensor[first:stop] for name, tensor in self.tensors.items()})
 
+    def grow(self, rows: int) -> None:
+        """Makes room for so many rows, keeping those it has."""
+        for name, tensor in self.tensors.items():
+            wider = tensor.new_zeros((rows, *tensor.shape[1:]))
+            wider[: tensor.shape[0]] = tensor
+            self.tensors[name] = wider
+
     def put(self, row: int, source: "RecurrentState", source_row: int, *, rows: int) -> None:
         """Copies a row of another state here, where there is room for `rows`."""
         for name, tensor in source.tensors.items():

@@ -1,6 +1,6 @@
 """Which keys the tokens of one step see, independent of the layer. What a backend derives from it is kept here too."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -38,10 +38,10 @@ class PrefillRows(Rows):
 class DecodeRows(Rows):
     """`counts[i]` new tokens of slot i, packed slot by slot, each behind the `lengths[i]` stored ones."""
 
-    def __init__(self, counts: list[int], lengths: list[int], device: torch.device) -> None:
+    def __init__(self, counts: Sequence[int], lengths: Sequence[int], device: torch.device) -> None:
         super().__init__(device)
-        self.counts = counts
-        self.lengths = lengths
+        self.counts = list(counts)
+        self.lengths = list(lengths)
         self.slots = [slot for slot, count in enumerate(counts) for _ in range(count)]
         self.offsets = [offset for count in counts for offset in range(count)]
         self.local = torch.tensor([lengths[s] + o for s, o in zip(self.slots, self.offsets, strict=True)])

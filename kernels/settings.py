@@ -49,7 +49,7 @@ class KernelSettings(BaseSettings):
         description="Largest relative error of the logits that int8, fp8 and int4 may cause (ratio); "
         "a document beyond it is stored exactly.",
     )
-    max_batch: int = Field(32, ge=1, description="Questions of one document answered at the same time.")
+    max_batch: int = Field(32, ge=1, description="Questions answered at the same time, of one or several documents.")
     system_prompt: str = Field(
         "You review documents. Answer the question using only the document, in one short sentence.",
         description="The instruction that precedes every document. Part of each snapshot's identity.",

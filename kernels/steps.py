@@ -6,7 +6,9 @@ Tokens of all questions are packed into one row [1, tokens] with explicit positi
 has recurrent layers, which take a row for one text, each question has a row of its own instead, all of equal length.
 """
 
+from collections.abc import Sequence
 from contextvars import ContextVar
+from itertools import accumulate
 from typing import Any, Protocol
 
 import torch
@@ -92,8 +94,8 @@ class DecodeStep:
         self,
         prefix: PrefixKV,
         suffix: SuffixKV,
-        counts: list[int],
-        lengths: list[int],
+        counts: Sequence[int],
+        lengths: Sequence[int],
         device: torch.device,
         *,
         first_slot: int = 0,
@@ -131,6 +133,32 @@ class DecodeStep:
         )
         return backend.own_and_merge(
             self._seen, folded, own_keys, own_values, shared, scale=scale, window=window, softcap=softcap, sinks=sinks
+        )
+
+
+class JoinedStep:
+    """Steps of several documents side by side in one row, so that the weights are read once for all of them."""
+
+    rows = 1
+
+    def __init__(self, steps: Sequence[DecodeStep]) -> None:
+        self.positions = torch.cat([step.positions for step in steps])
+        self.recurrent = RecurrentState()
+        ends = list(accumulate(len(step.positions) for step in steps))
+        self._parts = [(step, slice(end - len(step.positions), end)) for step, end in zip(steps, ends, strict=True)]
+
+    def store(self, layer: int, k: Tensor, v: Tensor) -> None:
+        for step, tokens in self._parts:
+            step.store(layer, k[:, tokens], v[:, tokens])
+
+    def attend(
+        self, layer: int, q: Tensor, *, scale: float, window: int, softcap: float | None, sinks: Tensor | None
+    ) -> Tensor:
+        return torch.cat(
+            [
+                step.attend(layer, q[:, tokens], scale=scale, window=window, softcap=softcap, sinks=sinks)
+                for step, tokens in self._parts
+            ]
         )
 
 

@@ -1,13 +1,13 @@
-"""The decode task: answers the waiting questions of one document from its snapshot."""
+"""The decode task: answers the waiting questions of a document from its snapshot, and those of others beside them."""
 
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
 
 from sqlalchemy.orm import Session
 
 from kernels.decode import Decoder, DecodeRequest, DecodeResult
-from kernels.kv import PrefixKV
 from kernels.params import GenerationParams
 from storage.database import utc_now
 from storage.errors import OUTAGES, StorageError
@@ -24,8 +24,9 @@ from storage.items import (
 from storage.leases import release_leases, take_lease
 from storage.schema import SnapshotRow, SnapshotState
 from storage.snapshots import get_snapshot, quarantine
+from storage.waiting import next_waiting_snapshot
 from tasks.app import app
-from tasks.errors import PromptChanged
+from tasks.errors import PromptChanged, WrongModel
 from tasks.loading import DAMAGED, LoadedPrefix, loaded
 from tasks.workplace import Workplace
 
@@ -42,47 +43,229 @@ def decode_snapshot(snapshot_id: int) -> None:
         waiting = queued_items(session, tenant=row.tenant, document_id=row.document_id, model=place.engine.name)
     if not waiting:
         return
-    if row.state != SnapshotState.READY or not answer_waiting(place, row):
-        app.send_task("platemaker.prefill", args=[row.tenant, row.document_id])
+    lost = answer_waiting(place, row) if row.state == SnapshotState.READY else [row]
+    for each in lost:
+        app.send_task("platemaker.prefill", args=[each.tenant, each.document_id])
 
 
-def answer_waiting(place: Workplace, row: SnapshotRow) -> bool:
-    """False: the snapshot is out of use, or proved damaged and now is; its items wait for a new one.
+def answer_waiting(place: Workplace, row: SnapshotRow) -> list[SnapshotRow]:
+    """Answers what waits for this snapshot, and for others while there is room in the batch. Returns the snapshots that
+    are out of use, or were proved damaged and now are; their items wait for new ones.
 
     Raises:
         WrongModel: it belongs to another model.
     """
     place.engine.check_fingerprint(row.snapshot_id, row.fields)
-    owner = place.new_owner()
-    with place.engine.lock, place.heartbeat.holding(owner), _leased(place, row.snapshot_id, owner) as is_ready:
-        if not is_ready:
-            return False
+    run = _Run(place, [row])
+    with place.engine.lock:
         try:
-            with loaded(place, row) as prefix:
-                _answer(place, row, prefix, owner)
-        except DAMAGED as exc:
-            logger.warning("snapshot is damaged", extra={"snapshot_id": row.snapshot_id, "reason": type(exc).__name__})
-            with place.database.writing() as session:
-                release_items(session, owner)
-                quarantine(session, row.snapshot_id, str(exc))
-            return False
-        except PromptChanged:
-            with place.database.writing() as session:
-                release_items(session, owner)
-            return False
+            run.answer()
         except OUTAGES:
-            with suppress(StorageError), place.database.writing() as session:
-                release_items(session, owner)
+            with suppress(StorageError):
+                run.give_back()
             raise
         except Exception:
-            # What this owner holds comes back when its lease runs out, with the attempt counted, so that
-            # questions which always fail end as failed and do not come round for ever.
+            # What is held comes back when its lease runs out, with the attempt counted, so that questions which always
+            # fail end as failed and do not come round for ever.
             raise
         except BaseException:  # told to stop: an orderly way out, not an attempt
-            with place.database.writing() as session:
-                release_items(session, owner)
+            run.give_back()
             raise
-    return True
+        finally:
+            run.close()
+    return run.lost
+
+
+@dataclass
+class _Open:
+    """A snapshot that is answered from. Its leases and claims are held under `owner`."""
+
+    row: SnapshotRow
+    owner: str
+    prefix: LoadedPrefix
+    leave: ExitStack
+    items: set[int] = field(default_factory=set)
+    has_more: bool = True
+
+
+class _Run:
+    """One run of the task."""
+
+    def __init__(self, place: Workplace, rows: list[SnapshotRow]) -> None:
+        self.place = place
+        self.lost: list[SnapshotRow] = []
+        self._todo = rows
+        self._seen: set[int] = set()
+        self._open: list[_Open] = []
+
+    def answer(self) -> None:
+        """
+        Raises:
+            StorageError: the store or the database does not answer.
+        """
+        engine = self.place.engine
+        while True:
+            decoder = Decoder(engine.model, engine.prompter, max_batch=engine.settings.max_batch)
+            try:
+                for result in decoder.run(self._requests(), self._is_cancelled):
+                    self._take(result)
+                return
+            except (*DAMAGED, PromptChanged):
+                if not self._set_aside_what_is_wrong():
+                    raise
+                self.give_back()
+                self._todo = [each.row for each in self._open]
+                self.close()
+
+    def give_back(self) -> None:
+        """All that is held goes back to the queue at once, not counted as an attempt."""
+        with self.place.database.writing() as session:
+            for each in self._open:
+                release_items(session, each.owner)
+
+    def close(self) -> None:
+        for each in list(self._open):
+            self._close(each)
+
+    def _requests(self) -> Iterator[DecodeRequest]:
+        prompter = self.place.engine.prompter
+        for row in self._rows():
+            opened = self._enter(row)
+            while opened is not None and (items := self._claim(opened)):
+                opened.items |= {item.item_id for item in items}
+                for item in items:
+                    params = GenerationParams(**{**item.params, "stop": tuple(item.params.get("stop", ()))})
+                    ids = prompter.question_ids(item.question)
+                    yield DecodeRequest(item.item_id, ids, params, opened.prefix.kv)
+            if opened is not None:
+                opened.has_more = False
+                self._close_if_done(opened)
+
+    def _rows(self) -> Iterator[SnapshotRow]:
+        """Those to be answered, then others that wait, as long as they fit into the memory for snapshots."""
+        while self._todo:
+            row = self._todo.pop(0)
+            self._seen.add(row.snapshot_id)
+            yield row
+        place = self.place
+        while len(self._seen) < place.settings.documents_per_task:
+            with place.database.reading() as session:
+                found = next_waiting_snapshot(session, model=place.engine.name, passed_over=self._seen, now=utc_now())
+            if found is None:
+                return
+            self._seen.add(found.snapshot_id)
+            held = sum(each.prefix.kv.size_bytes for each in self._open)
+            if held + place.engine.model.prefix_bytes(found.num_tokens or 0) > place.residents.budget_bytes:
+                return
+            with suppress(WrongModel):
+                place.engine.check_fingerprint(found.snapshot_id, found.fields)
+                yield found
+
+    def _enter(self, row: SnapshotRow) -> _Open | None:
+        """None: it is out of use, and lost."""
+        place, owner = self.place, self.place.new_owner()
+        with ExitStack() as stack:
+            stack.enter_context(place.heartbeat.holding(owner))
+            if not stack.enter_context(_leased(place, row.snapshot_id, owner)):
+                self.lost.append(row)
+                return None
+            try:
+                prefix = stack.enter_context(loaded(place, row))
+            except DAMAGED as exc:
+                self._quarantine(row, exc)
+                return None
+            self._open.append(_Open(row, owner, prefix, stack.pop_all()))
+        return self._open[-1]
+
+    def _claim(self, opened: _Open) -> list[OpenItem]:
+        place, row = self.place, opened.row
+
+        def claim(session: Session) -> list[OpenItem]:
+            return claim_items(
+                session,
+                tenant=row.tenant,
+                document_id=row.document_id,
+                model=place.engine.name,
+                owner=opened.owner,
+                limit=place.engine.settings.max_batch,
+                now=utc_now(),
+                lease_s=place.settings.lease_s,
+            )
+
+        return place.database.retrying(claim)
+
+    def _is_cancelled(self, item_id: int) -> bool:
+        self.place.leave_if_stopping()
+        return self.place.heartbeat.is_cancelled(self._holder(item_id).owner, item_id)
+
+    def _holder(self, item_id: int) -> _Open:
+        return next(each for each in self._open if item_id in each.items)
+
+    def _take(self, result: DecodeResult) -> None:
+        opened = self._holder(result.key)
+        opened.prefix.prove()
+        self._commit(opened, result)
+        opened.items.remove(result.key)
+        self._close_if_done(opened)
+
+    def _commit(self, opened: _Open, result: DecodeResult) -> None:
+        """Writes one finished answer; dropped in silence where the item has meanwhile passed to another worker."""
+        owner = opened.owner
+
+        def commit(session: Session) -> None:
+            now = utc_now()
+            if result.error is not None:
+                fail_item(session, result.key, owner=owner, code="decode_failed", error=str(result.error), now=now)
+            elif result.finish == "cancelled":
+                cancel_item(session, result.key, owner=owner, now=now)
+            else:
+                answer = NewAnswer(
+                    text=result.text,
+                    finish=result.finish,
+                    snapshot_id=opened.row.snapshot_id,
+                    cached_tokens=opened.prefix.kv.length,
+                    question_tokens=result.question_tokens,
+                    output_tokens=len(result.token_ids),
+                    first_token_s=result.first_token_s,
+                    total_s=result.total_s,
+                    worker=self.place.worker_name,
+                )
+                answer_item(session, result.key, owner=owner, answer=answer, now=now)
+
+        self.place.database.retrying(commit)
+
+    def _close_if_done(self, opened: _Open) -> None:
+        if not opened.has_more and not opened.items:
+            self._close(opened)
+
+    def _close(self, opened: _Open) -> None:
+        self._open.remove(opened)
+        opened.leave.close()
+
+    def _set_aside_what_is_wrong(self) -> bool:
+        """Takes every open snapshot that does not prove right out of use; its items go back. False: all are right."""
+        wrong = []
+        for each in list(self._open):
+            try:
+                each.prefix.prove()
+            except DAMAGED as exc:
+                wrong.append(each)
+                self._quarantine(each.row, exc)
+            except PromptChanged:
+                wrong.append(each)
+                self.lost.append(each.row)
+        with self.place.database.writing() as session:
+            for each in wrong:
+                release_items(session, each.owner)
+        for each in wrong:
+            self._close(each)
+        return bool(wrong)
+
+    def _quarantine(self, row: SnapshotRow, exc: Exception) -> None:
+        logger.warning("snapshot is damaged", extra={"snapshot_id": row.snapshot_id, "reason": type(exc).__name__})
+        with self.place.database.writing() as session:
+            quarantine(session, row.snapshot_id, str(exc))
+        self.lost.append(row)
 
 
 @contextmanager
@@ -102,64 +285,3 @@ def _leased(place: Workplace, snapshot_id: int, owner: str) -> Iterator[bool]:
     finally:
         with place.database.writing() as session:
             release_leases(session, owner)
-
-
-def _answer(place: Workplace, row: SnapshotRow, prefix: LoadedPrefix, owner: str) -> None:
-    engine = place.engine
-    decoder = Decoder(engine.model, engine.prompter, prefix.kv, max_batch=engine.settings.max_batch)
-
-    def requests() -> Iterator[DecodeRequest]:
-        while items := _claim(place, row, owner):
-            for item in items:
-                params = GenerationParams(**{**item.params, "stop": tuple(item.params.get("stop", ()))})
-                yield DecodeRequest(item.item_id, engine.prompter.question_ids(item.question), params)
-
-    def is_cancelled(item_id: int) -> bool:
-        place.leave_if_stopping()
-        return place.heartbeat.is_cancelled(owner, item_id)
-
-    for result in decoder.run(requests(), is_cancelled):
-        prefix.prove()
-        _commit(place, row, prefix.kv, owner, result)
-
-
-def _claim(place: Workplace, row: SnapshotRow, owner: str) -> list[OpenItem]:
-    def claim(session: Session) -> list[OpenItem]:
-        return claim_items(
-            session,
-            tenant=row.tenant,
-            document_id=row.document_id,
-            model=place.engine.name,
-            owner=owner,
-            limit=place.engine.settings.max_batch,
-            now=utc_now(),
-            lease_s=place.settings.lease_s,
-        )
-
-    return place.database.retrying(claim)
-
-
-def _commit(place: Workplace, row: SnapshotRow, prefix: PrefixKV, owner: str, result: DecodeResult) -> None:
-    """Writes one finished answer; dropped in silence where the item has meanwhile passed to another worker."""
-
-    def commit(session: Session) -> None:
-        now = utc_now()
-        if result.error is not None:
-            fail_item(session, result.key, owner=owner, code="decode_failed", error=str(result.error), now=now)
-        elif result.finish == "cancelled":
-            cancel_item(session, result.key, owner=owner, now=now)
-        else:
-            answer = NewAnswer(
-                text=result.text,
-                finish=result.finish,
-                snapshot_id=row.snapshot_id,
-                cached_tokens=prefix.length,
-                question_tokens=result.question_tokens,
-                output_tokens=len(result.token_ids),
-                first_token_s=result.first_token_s,
-                total_s=result.total_s,
-                worker=place.worker_name,
-            )
-            answer_item(session, result.key, owner=owner, answer=answer, now=now)
-
-    place.database.retrying(commit)

@@ -40,7 +40,9 @@ class OwnCall(Structure):
 
 
 class LinearCall(Structure):
-    _fields_ = _fields(pointers="x w bias out", integers="rows in out_features x_row threads", function="parallel")
+    _fields_ = _fields(
+        pointers="x w bias out scratch", integers="rows in out_features x_row threads", function="parallel"
+    )
 
 
 class Library:
@@ -48,9 +50,12 @@ class Library:
 
     def __init__(self, path: Path) -> None:
         library = ctypes.CDLL(str(path))
-        self._prefix, self._own, self._linear = library.attend_prefix, library.attend_own, library.linear
-        for function, call in ((self._prefix, PrefixCall), (self._own, OwnCall), (self._linear, LinearCall)):
+        self._prefix, self._own = library.attend_prefix, library.attend_own
+        self._linear, self._panels = library.linear, library.linear_panels
+        linears = ((self._linear, LinearCall), (self._panels, LinearCall))
+        for function, call in ((self._prefix, PrefixCall), (self._own, OwnCall), *linears):
             function.argtypes, function.restype = [POINTER(call)], c_int
+        self.panel_rows = int(library.linear_panel_rows())
         self._parallel = _openmp_of_torch()
 
     def attend_prefix(self, **given: int | float | None) -> None:
@@ -61,6 +66,9 @@ class Library:
 
     def linear(self, **given: int | None) -> None:
         self._call(self._linear, LinearCall, given)
+
+    def linear_panels(self, **given: int | None) -> None:
+        self._call(self._panels, LinearCall, given)
 
     def _call(self, function: Any, call: type[Structure], given: Mapping[str, int | float | None]) -> None:
         threads = torch.get_num_threads() if self._parallel else 1

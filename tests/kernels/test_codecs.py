@@ -159,8 +159,9 @@ def test_channels_and_tokens_without_any_range_come_back(codec: str, constant: f
 
     loaded = round_trip(kv_of((keys, values), (whole, whole)), codec)
 
+    rounding = 2**-4 if codec == "fp8" else 0.0  # half a step of three bits of mantissa, beside larger numbers
     for found in (loaded.keys[0][:, :, 5], loaded.values[0][:, 7], loaded.keys[1], loaded.values[1]):
-        assert torch.allclose(found, torch.full_like(found, constant), rtol=0.05, atol=1e-30)
+        assert torch.allclose(found, torch.full_like(found, constant), rtol=rounding + 1e-4, atol=1e-30)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

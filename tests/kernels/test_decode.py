@@ -8,7 +8,7 @@ from torch import Tensor
 from kernels import decode
 from kernels.decode import Decoder, DecodeRequest, DecodeResult
 from kernels.errors import ContextExceeded, NonFiniteLogits
-from kernels.kv import PrefixKV
+from kernels.kv import PrefixKV, SuffixKV
 from kernels.model import LanguageModel
 from kernels.params import GenerationParams
 from kernels.prefill import chunk_stops, prefill
@@ -44,15 +44,23 @@ def questions(generator: torch.Generator) -> list[list[int]]:
     return [random_ids(count, generator) for count in (3, 17, 1, 9, 5, 12, 2, 8, 4, 11, 6)]
 
 
+class OneDocument(Decoder):
+    """With the document that is asked about."""
+
+    def __init__(self, model: LanguageModel, prefix: PrefixKV, *, max_batch: int) -> None:
+        super().__init__(model, FakePrompter(), max_batch=max_batch)  # type: ignore[arg-type]
+        self.prefix = prefix
+
+
 @pytest.fixture
-def decoder(tiny_llama: LanguageModel, prefix: PrefixKV) -> Decoder:
-    return Decoder(tiny_llama, FakePrompter(), prefix, max_batch=3)  # type: ignore[arg-type]
+def decoder(tiny_llama: LanguageModel, prefix: PrefixKV) -> OneDocument:
+    return OneDocument(tiny_llama, prefix, max_batch=3)
 
 
 def run(
-    decoder: Decoder, questions: list[list[int]], params: GenerationParams = GREEDY, **how: Any
+    decoder: OneDocument, questions: list[list[int]], params: GenerationParams = GREEDY, **how: Any
 ) -> dict[int, DecodeResult]:
-    requests = [DecodeRequest(key, question, params) for key, question in enumerate(questions)]
+    requests = [DecodeRequest(key, question, params, decoder.prefix) for key, question in enumerate(questions)]
     return {result.key: result for result in decoder.run(requests, **how)}
 
 
@@ -65,14 +73,14 @@ def alone(tiny_llama: LanguageModel, prefix: PrefixKV, questions: list[list[int]
     """The greedy answer of each question, without any other."""
     answers = {}
     for key, question in enumerate(questions):
-        decoder = Decoder(tiny_llama, FakePrompter(), prefix, max_batch=1)  # type: ignore[arg-type]
-        (result,) = decoder.run([DecodeRequest(key, question, GREEDY)])
+        decoder = OneDocument(tiny_llama, prefix, max_batch=1)
+        (result,) = decoder.run([DecodeRequest(key, question, GREEDY, prefix)])
         answers[key] = result.token_ids
     return answers
 
 
 def test_more_questions_than_room_are_all_answered_as_if_alone(
-    decoder: Decoder, questions: list[list[int]], alone: dict[int, tuple[int, ...]]
+    decoder: OneDocument, questions: list[list[int]], alone: dict[int, tuple[int, ...]]
 ) -> None:
     results = run(decoder, questions)
 
@@ -86,21 +94,21 @@ def test_more_questions_than_room_are_all_answered_as_if_alone(
 
 @pytest.mark.parametrize("max_batch", [2, 3, 5])
 def test_answers_that_end_at_different_times_do_not_disturb_the_others(
-    decoder: Decoder, questions: list[list[int]], alone: dict[int, tuple[int, ...]], max_batch: int
+    decoder: OneDocument, questions: list[list[int]], alone: dict[int, tuple[int, ...]], max_batch: int
 ) -> None:
     lengths = [5, 1, 9, 12, 2, 7, 1, 10, 3, 12, 4]
     requests = [
-        DecodeRequest(key, question, GenerationParams(max_new_tokens=length, ignore_eos=True))
+        DecodeRequest(key, question, GenerationParams(max_new_tokens=length, ignore_eos=True), decoder.prefix)
         for key, (question, length) in enumerate(zip(questions, lengths, strict=True))
     ]
-    decoder = Decoder(decoder.model, FakePrompter(), decoder.prefix, max_batch=max_batch)  # type: ignore[arg-type]
+    decoder = OneDocument(decoder.model, decoder.prefix, max_batch=max_batch)
 
     results = {result.key: result for result in decoder.run(requests)}
 
     assert tokens(results) == {key: alone[key][:length] for key, length in enumerate(lengths)}
 
 
-def test_questions_are_drawn_only_when_there_is_room(decoder: Decoder, questions: list[list[int]]) -> None:
+def test_questions_are_drawn_only_when_there_is_room(decoder: OneDocument, questions: list[list[int]]) -> None:
     drawn, finished = 0, 0
 
     def draw() -> Iterator[DecodeRequest]:
@@ -109,7 +117,8 @@ def test_questions_are_drawn_only_when_there_is_room(decoder: Decoder, questions
             assert drawn - finished < decoder.max_batch
             drawn += 1
             # Answers of many lengths, so that they end at different times.
-            yield DecodeRequest(key, question, GenerationParams(max_new_tokens=1 + key % 5, ignore_eos=True))
+            params = GenerationParams(max_new_tokens=1 + key % 5, ignore_eos=True)
+            yield DecodeRequest(key, question, params, decoder.prefix)
 
     for result in decoder.run(draw()):
         finished += 1
@@ -119,13 +128,13 @@ def test_questions_are_drawn_only_when_there_is_room(decoder: Decoder, questions
 
 
 def test_few_question_tokens_are_taken_up_in_one_step(
-    decoder: Decoder, questions: list[list[int]], alone: dict[int, tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
+    decoder: OneDocument, questions: list[list[int]], alone: dict[int, tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(decode, "ADMIT_TOKENS", 4)
     honest, widths = decoder.model.forward, []
 
     def watched(step: DecodeStep, ids: list[int], keep: Tensor) -> Tensor:
-        widths.append(sum(length > 1 for length in (len(r.pending) for r in decoder._running)))
+        widths.append(sum(length > 1 for length in (len(r.pending) for d in decoder._documents for r in d.running)))
         return honest(step, ids, keep)
 
     monkeypatch.setattr(decoder.model, "forward", watched)
@@ -135,7 +144,7 @@ def test_few_question_tokens_are_taken_up_in_one_step(
 
 
 def test_eos_ends_an_answer_and_is_no_part_of_it(
-    decoder: Decoder, questions: list[list[int]], alone: dict[int, tuple[int, ...]]
+    decoder: OneDocument, questions: list[list[int]], alone: dict[int, tuple[int, ...]]
 ) -> None:
     eos = alone[1][4]
     decoder.prompter = FakePrompter([eos])  # type: ignore[assignment]
@@ -149,7 +158,7 @@ def test_eos_ends_an_answer_and_is_no_part_of_it(
 
 
 def test_eos_as_the_first_token_gives_an_empty_answer(
-    decoder: Decoder, questions: list[list[int]], alone: dict[int, tuple[int, ...]]
+    decoder: OneDocument, questions: list[list[int]], alone: dict[int, tuple[int, ...]]
 ) -> None:
     decoder.prompter = FakePrompter([alone[0][0]])  # type: ignore[assignment]
 
@@ -159,7 +168,7 @@ def test_eos_as_the_first_token_gives_an_empty_answer(
 
 
 def test_ignore_eos_goes_on_to_the_length(
-    decoder: Decoder, questions: list[list[int]], alone: dict[int, tuple[int, ...]]
+    decoder: OneDocument, questions: list[list[int]], alone: dict[int, tuple[int, ...]]
 ) -> None:
     decoder.prompter = FakePrompter(range(96))  # type: ignore[assignment]
 
@@ -168,7 +177,7 @@ def test_ignore_eos_goes_on_to_the_length(
 
 @pytest.mark.parametrize("count", [1, 2, 7])
 def test_max_new_tokens_is_exact(
-    decoder: Decoder, questions: list[list[int]], alone: dict[int, tuple[int, ...]], count: int
+    decoder: OneDocument, questions: list[list[int]], alone: dict[int, tuple[int, ...]], count: int
 ) -> None:
     results = run(decoder, questions, GenerationParams(max_new_tokens=count, ignore_eos=True))
 
@@ -177,7 +186,7 @@ def test_max_new_tokens_is_exact(
 
 
 def test_a_stop_string_ends_the_answer_and_cuts_the_text_before_it(
-    decoder: Decoder, questions: list[list[int]], alone: dict[int, tuple[int, ...]]
+    decoder: OneDocument, questions: list[list[int]], alone: dict[int, tuple[int, ...]]
 ) -> None:
     whole = decoder.prompter.text(list(alone[0]))
     # From the middle of one token to the middle of another; the other one never comes.
@@ -194,7 +203,7 @@ def test_a_stop_string_ends_the_answer_and_cuts_the_text_before_it(
 
 
 def test_the_earliest_of_several_stop_strings_counts(
-    decoder: Decoder, questions: list[list[int]], alone: dict[int, tuple[int, ...]]
+    decoder: OneDocument, questions: list[list[int]], alone: dict[int, tuple[int, ...]]
 ) -> None:
     first, second = str(alone[0][0]), f",{alone[0][1]}"
 
@@ -206,7 +215,7 @@ def test_the_earliest_of_several_stop_strings_counts(
 
 
 def test_a_cancelled_question_is_dropped_and_no_other(
-    decoder: Decoder, questions: list[list[int]], alone: dict[int, tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
+    decoder: OneDocument, questions: list[list[int]], alone: dict[int, tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = 0
 
@@ -225,7 +234,7 @@ def test_a_cancelled_question_is_dropped_and_no_other(
 
 
 def test_a_question_too_long_for_the_context_is_an_error_and_the_others_go_on(
-    decoder: Decoder, questions: list[list[int]], alone: dict[int, tuple[int, ...]], generator: torch.Generator
+    decoder: OneDocument, questions: list[list[int]], alone: dict[int, tuple[int, ...]], generator: torch.Generator
 ) -> None:
     room = decoder.model.context_len - decoder.prefix.length - LENGTH
     questions[4] = random_ids(room + 1, generator)
@@ -240,14 +249,14 @@ def test_a_question_too_long_for_the_context_is_an_error_and_the_others_go_on(
     assert tokens(results) == alone
 
 
-def test_a_question_that_just_fits_the_context_is_answered(decoder: Decoder, generator: torch.Generator) -> None:
+def test_a_question_that_just_fits_the_context_is_answered(decoder: OneDocument, generator: torch.Generator) -> None:
     room = decoder.model.context_len - decoder.prefix.length - LENGTH
 
     assert len(run(decoder, [random_ids(room, generator)])[0].token_ids) == LENGTH
 
 
 def test_a_model_that_overflows_for_one_question_fails_that_one_only(
-    decoder: Decoder, questions: list[list[int]], alone: dict[int, tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
+    decoder: OneDocument, questions: list[list[int]], alone: dict[int, tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     honest, steps = decoder.model.forward, 0
 
@@ -259,7 +268,7 @@ def test_a_model_that_overflows_for_one_question_fails_that_one_only(
         if steps == 3:
             logits[1] = float("nan")
             with torch.inference_mode():
-                for part in (decoder.suffix.keys, decoder.suffix.values):
+                for part in (decoder._documents[0].suffix.keys, decoder._documents[0].suffix.values):
                     for tensor in part.values():
                         tensor[1] = float("nan")
         return logits
@@ -277,7 +286,7 @@ def test_a_model_that_overflows_for_one_question_fails_that_one_only(
 
 @pytest.mark.parametrize("bad", [float("inf"), float("-inf"), float("nan")])
 def test_a_number_that_is_not_finite_is_an_error_wherever_it_stands(
-    decoder: Decoder, questions: list[list[int]], bad: float, monkeypatch: pytest.MonkeyPatch
+    decoder: OneDocument, questions: list[list[int]], bad: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     honest = decoder.model.forward
 
@@ -298,17 +307,17 @@ def sampled(seed: int) -> GenerationParams:
 def test_the_same_seed_gives_the_same_answer_in_any_batch_and_order(
     tiny_llama: LanguageModel, prefix: PrefixKV, questions: list[list[int]]
 ) -> None:
-    requests = [DecodeRequest(key, question, sampled(key)) for key, question in enumerate(questions)]
+    requests = [DecodeRequest(key, question, sampled(key), prefix) for key, question in enumerate(questions)]
 
     answers = []
     for max_batch, order in ((1, requests), (3, requests), (8, requests[::-1]), (2, requests[::2] + requests[1::2])):
-        decoder = Decoder(tiny_llama, FakePrompter(), prefix, max_batch=max_batch)  # type: ignore[arg-type]
+        decoder = OneDocument(tiny_llama, prefix, max_batch=max_batch)
         answers.append({result.key: result.token_ids for result in decoder.run(order)})
 
     assert answers[0] == answers[1] == answers[2] == answers[3]
 
 
-def test_another_seed_gives_another_answer(decoder: Decoder, questions: list[list[int]]) -> None:
+def test_another_seed_gives_another_answer(decoder: OneDocument, questions: list[list[int]]) -> None:
     same, other = (run(decoder, [questions[0]] * 2, sampled(seed)) for seed in (1, 2))
 
     assert same[0].token_ids == same[1].token_ids
@@ -325,7 +334,7 @@ def test_another_seed_gives_another_answer(decoder: Decoder, questions: list[lis
     ids=["temperature 0", "top_k 1", "top_p 0"],
 )
 def test_sampling_that_leaves_one_choice_is_greedy(
-    decoder: Decoder, questions: list[list[int]], alone: dict[int, tuple[int, ...]], how: dict[str, Any]
+    decoder: OneDocument, questions: list[list[int]], alone: dict[int, tuple[int, ...]], how: dict[str, Any]
 ) -> None:
     params = GenerationParams(max_new_tokens=LENGTH, ignore_eos=True, **how)
 
@@ -333,21 +342,32 @@ def test_sampling_that_leaves_one_choice_is_greedy(
 
 
 def test_the_memory_of_a_question_does_not_depend_on_the_document(
-    tiny_llama: LanguageModel, questions: list[list[int]], generator: torch.Generator
+    tiny_llama: LanguageModel,
+    questions: list[list[int]],
+    generator: torch.Generator,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    made: list[SuffixKV] = []
+    new_suffix = tiny_llama.new_suffix
+
+    def watched(slots: int, capacity: int) -> SuffixKV:
+        made.append(new_suffix(slots, capacity))
+        return made[-1]
+
+    monkeypatch.setattr(tiny_llama, "new_suffix", watched)
     sizes = []
     for length in (20, 160):
         document = prefill(tiny_llama, random_ids(length, generator), stops=chunk_stops(length, 0, 64)).kv
-        decoder = Decoder(tiny_llama, FakePrompter(), document, max_batch=3)  # type: ignore[arg-type]
-        run(decoder, questions)
-        sizes.append(decoder.suffix.size_bytes)
+        made.clear()
+        run(OneDocument(tiny_llama, document, max_batch=4), questions)
+        sizes.append(max(suffix.size_bytes for suffix in made))
 
     layers, kv_heads, head_dim, float32 = 2, 2, 8, 4
     longest = max(len(question) for question in questions) + LENGTH
-    assert sizes == [2 * layers * 3 * kv_heads * longest * head_dim * float32] * 2
+    assert sizes == [2 * layers * 4 * kv_heads * longest * head_dim * float32] * 2
 
 
-def test_the_documents_kv_is_neither_copied_nor_changed(decoder: Decoder, questions: list[list[int]]) -> None:
+def test_the_documents_kv_is_neither_copied_nor_changed(decoder: OneDocument, questions: list[list[int]]) -> None:
     parts = (decoder.prefix.keys, decoder.prefix.values)
     places = [tensor.data_ptr() for part in parts for tensor in part.values()]
     content = [tensor.clone() for part in parts for tensor in part.values()]
@@ -361,5 +381,29 @@ def test_the_documents_kv_is_neither_copied_nor_changed(decoder: Decoder, questi
     assert decoder.prefix.size_bytes == size
 
 
-def test_nothing_is_asked_of_the_model_where_nothing_is_asked(decoder: Decoder) -> None:
+def test_nothing_is_asked_of_the_model_where_nothing_is_asked(decoder: OneDocument) -> None:
     assert list(decoder.run([])) == []
+
+
+@pytest.mark.parametrize("max_batch", [2, 5, 16])
+def test_questions_of_several_documents_are_answered_together_as_if_alone(
+    tiny_llama: LanguageModel, questions: list[list[int]], generator: torch.Generator, max_batch: int
+) -> None:
+    documents = [
+        prefill(tiny_llama, random_ids(length, generator), stops=chunk_stops(length, 0, 32)).kv
+        for length in (40, 3, 90)
+    ]
+    requests = [
+        DecodeRequest(key, question, GenerationParams(max_new_tokens=2 + key * 5 % 11, ignore_eos=True), kv)
+        for key, (question, kv) in enumerate(zip(questions, documents * 4, strict=False))
+    ]
+    alone = {}
+    for request in requests:
+        (result,) = OneDocument(tiny_llama, request.prefix, max_batch=1).run([request])
+        alone[request.key] = result.token_ids
+    decoder = OneDocument(tiny_llama, documents[0], max_batch=max_batch)
+
+    results = {result.key: result.token_ids for result in decoder.run(iter(requests))}
+
+    assert results == alone
+    assert not decoder._documents  # none is held on to

@@ -97,10 +97,10 @@ class Case:
         self, kv: PrefixKV, keys: Iterable[int], *, lengths: tuple[int, ...] = (ANSWER_LEN,) * 5, max_batch: int = 8
     ) -> dict[int, list[int]]:
         requests = [
-            DecodeRequest(key, self.questions[key], GenerationParams(max_new_tokens=lengths[key], ignore_eos=True))
+            DecodeRequest(key, self.questions[key], GenerationParams(max_new_tokens=lengths[key], ignore_eos=True), kv)
             for key in keys
         ]
-        decoder = Decoder(self.model, NoText(), kv, max_batch=max_batch)  # type: ignore[arg-type]
+        decoder = Decoder(self.model, NoText(), max_batch=max_batch)  # type: ignore[arg-type]
         return {result.key: list(result.token_ids) for result in decoder.run(requests)}
 
 
@@ -161,6 +161,20 @@ def test_an_answer_is_the_same_alone_and_in_reversed_order(case: Case) -> None:
     lengths = (32, 9, 20, 32, 15)  # one goes and the next comes while others are under way
     expected = {key: answer[: lengths[key]] for key, answer in enumerate(case.answers)}
     assert case.answer(kv, reversed(range(5)), lengths=lengths, max_batch=3) == expected
+
+
+def test_an_answer_is_the_same_beside_questions_of_another_document(case: Case) -> None:
+    kv = case.read(CHUNKS[-1])
+    other = prefill(case.model, case.prefix[::-1], stops=chunk_stops(len(case.prefix), 0, 64)).kv
+    params = GenerationParams(max_new_tokens=9, ignore_eos=True)
+    requests = [DecodeRequest(key, case.questions[key // 2], params, (kv, other)[key % 2]) for key in range(10)]
+
+    decoder = Decoder(case.model, NoText(), max_batch=4)  # type: ignore[arg-type]
+    found = {result.key: list(result.token_ids) for result in decoder.run(requests)}
+
+    assert [found[key] for key in range(0, 10, 2)] == [answer[:9] for answer in case.answers]
+    alone = case.answer(other, range(5), lengths=(9,) * 5, max_batch=1)
+    assert [found[key] for key in range(1, 10, 2)] == list(alone.values())
 
 
 @pytest.mark.parametrize("stops", AWKWARD, ids=str)

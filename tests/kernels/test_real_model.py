@@ -91,8 +91,8 @@ def document(engine: Engine, request: pytest.FixtureRequest) -> Document:
 
 
 def answers(engine: Engine, document: Document, keys: list[int]) -> dict[int, DecodeResult]:
-    decoder = Decoder(engine.model, engine.prompter, document.kv, max_batch=3)
-    requests = [DecodeRequest(key, document.questions[key], PARAMS) for key in keys]
+    decoder = Decoder(engine.model, engine.prompter, max_batch=3)
+    requests = [DecodeRequest(key, document.questions[key], PARAMS, document.kv) for key in keys]
     return {result.key: result for result in decoder.run(requests)}
 
 

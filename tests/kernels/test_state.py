@@ -189,7 +189,7 @@ def test_answering_leaves_the_documents_state_alone(
     stored.read([*range(50, 150, 50), 150])
     kv = stored.load(150)
     params = GenerationParams(max_new_tokens=5, ignore_eos=True)
-    requests = [DecodeRequest(key, ids[key : key + length], params) for key, length in enumerate((3, 3, 1, 7))]
+    requests = [DecodeRequest(key, ids[key : key + length], params, kv) for key, length in enumerate((3, 3, 1, 7))]
 
     class NoText:
         stop_ids: frozenset[int] = frozenset()
@@ -197,8 +197,8 @@ def test_answering_leaves_the_documents_state_alone(
         def text(self, ids: list[int]) -> str:
             return ""
 
-    first = list(Decoder(model, NoText(), kv, max_batch=3).run(requests))  # type: ignore[arg-type]
-    again = list(Decoder(model, NoText(), kv, max_batch=3).run(requests))  # type: ignore[arg-type]
+    first = list(Decoder(model, NoText(), max_batch=3).run(requests))  # type: ignore[arg-type]
+    again = list(Decoder(model, NoText(), max_batch=3).run(requests))  # type: ignore[arg-type]
 
     assert [result.token_ids for result in first] == [result.token_ids for result in again]
     assert encode_state(kv) == stored.states[150]

@@ -1,11 +1,13 @@
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import pytest
 from sqlalchemy import select, update
+from torch import Tensor
 
 from kernels.decode import Decoder
+from kernels.model import Asked, LanguageModel
 from pipeline.submit import Submission
 from storage.database import utc_now
 from storage.endings import cancel_job
@@ -14,7 +16,16 @@ from storage.job_report import job_report
 from storage.manifest import chunk_object_key, manifest_object_key
 from storage.objects import ObjectStore
 from storage.progress import job_status
-from storage.schema import AnswerRow, ChunkRow, ItemRow, ItemState, SnapshotRow, SnapshotState
+from storage.schema import (
+    AnswerRow,
+    ChunkRow,
+    ItemRow,
+    ItemState,
+    SnapshotChunkRow,
+    SnapshotLeaseRow,
+    SnapshotRow,
+    SnapshotState,
+)
 from storage.snapshots import get_snapshot
 from tasks.decode import answer_waiting
 from tasks.errors import WrongModel
@@ -43,7 +54,7 @@ def test_every_question_gets_one_answer_with_its_usage(place: Workplace, submit_
     submitted = submit_texts(place, TEXT, questions=10)
     row = prepared(place)
 
-    assert answer_waiting(place, row)
+    assert not answer_waiting(place, row)
 
     with place.database.reading() as session:
         status = job_status(session, "default", submitted.job_id)
@@ -105,12 +116,12 @@ def test_a_damaged_snapshot_is_never_answered_from(place: Workplace, submit_text
     else:
         place.store.delete(key)
 
-    assert not answer_waiting(place, row)
+    assert answer_waiting(place, row)
 
     assert answers_of(place, again.job_id) == [None, None, None]
     with place.database.reading() as session:
         assert get_snapshot(session, row.snapshot_id).state == SnapshotState.QUARANTINED
-    assert answer_waiting(place, prepared(place))
+    assert not answer_waiting(place, prepared(place))
     assert answers_of(place, again.job_id) == right
 
 
@@ -206,7 +217,7 @@ def test_a_store_that_damages_everything_ends_the_document_and_not_the_worker(
     monkeypatch.setattr(place.store, "read_into", lambda key, start, into: read_into(key, start, into) - 1)
 
     for _ in range(place.settings.max_attempts):
-        assert not answer_waiting(place, prepared(place))
+        assert answer_waiting(place, prepared(place))
     with place.database.reading() as session:
         document_id = session.scalars(select(ItemRow.document_id)).first() or ""
     assert prepare_snapshot(place, "default", document_id) is None
@@ -214,3 +225,74 @@ def test_a_store_that_damages_everything_ends_the_document_and_not_the_worker(
     with place.database.reading() as session:
         status = job_status(session, "default", submitted.job_id)
     assert status.items == {ItemState.FAILED: 3}
+
+
+def prepared_all(place: Workplace) -> list[SnapshotRow]:
+    with place.database.reading() as session:
+        waiting = select(ItemRow.document_id).where(ItemRow.state == ItemState.QUEUED).order_by(ItemRow.item_id)
+        documents = dict.fromkeys(session.scalars(waiting))
+    snapshot_ids = [prepare_snapshot(place, "default", document) for document in documents]
+    with place.database.reading() as session:
+        return [get_snapshot(session, snapshot_id or 0) for snapshot_id in snapshot_ids]
+
+
+def test_other_documents_that_wait_are_answered_in_the_same_batch(
+    open_place: Callable[..., Workplace], submit_texts: Submit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = open_place(memory_cache_mb=64)
+    texts = [TEXT[: len(TEXT) - 60 * n] for n in range(3)]
+    alone = []
+    for text in texts:
+        submitted = submit_texts(place, text, questions=2)
+        assert not answer_waiting(place, prepared_all(place)[-1])
+        alone += answers_of(place, submitted.job_id)
+    together = submit_texts(place, *texts, questions=2)
+    rows = prepared_all(place)
+    sizes = []
+    ask_all = LanguageModel.ask_all
+
+    def watched(self: LanguageModel, documents: Iterable[Asked]) -> Tensor:
+        asked = list(documents)
+        sizes.append(len(asked))
+        return ask_all(self, asked)
+
+    monkeypatch.setattr(LanguageModel, "ask_all", watched)
+
+    assert not answer_waiting(place, rows[0])
+
+    assert answers_of(place, together.job_id) == alone
+    assert max(sizes) == 2  # four questions at once, two of each document
+    with place.database.reading() as session:
+        assert not session.scalars(select(SnapshotLeaseRow)).all()
+
+
+def test_a_damaged_document_is_put_aside_and_the_others_are_answered(
+    open_place: Callable[..., Workplace], submit_texts: Submit
+) -> None:
+    place = open_place(memory_cache_mb=64)
+    submitted = submit_texts(place, TEXT, TEXT[:-60], questions=2)
+    first, second = prepared_all(place)
+    with place.database.reading() as session:
+        keys = [
+            set(session.scalars(select(SnapshotChunkRow.chunk_key).where(SnapshotChunkRow.snapshot_id == snapshot_id)))
+            for snapshot_id in (first.snapshot_id, second.snapshot_id)
+        ]
+    flip(place.store, chunk_object_key((keys[1] - keys[0]).pop()))
+
+    assert [row.snapshot_id for row in answer_waiting(place, first)] == [second.snapshot_id]
+
+    with place.database.reading() as session:
+        status = job_status(session, "default", submitted.job_id)
+        assert get_snapshot(session, second.snapshot_id).state == SnapshotState.QUARANTINED
+        assert {item.attempts for item in session.scalars(select(ItemRow)) if item.state == ItemState.QUEUED} == {0}
+    assert status.items == {ItemState.ANSWERED: 2, ItemState.QUEUED: 2}
+
+
+def test_a_task_ends_after_so_many_documents(open_place: Callable[..., Workplace], submit_texts: Submit) -> None:
+    place = open_place(memory_cache_mb=64, documents_per_task=2)
+    submitted = submit_texts(place, *(TEXT[: len(TEXT) - 60 * n] for n in range(3)), questions=1)
+
+    assert not answer_waiting(place, prepared_all(place)[0])
+
+    with place.database.reading() as session:
+        assert job_status(session, "default", submitted.job_id).items == {ItemState.ANSWERED: 2, ItemState.QUEUED: 1}

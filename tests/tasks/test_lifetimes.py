@@ -63,7 +63,7 @@ def test_a_snapshot_is_leased_while_it_is_read_and_not_longer(
     monkeypatch.setattr(tasks.decode, "loaded", load)
     before = utc_now()
 
-    assert answer_waiting(place, row)
+    assert not answer_waiting(place, row)
 
     assert len(seen) == 1
     with place.database.reading() as session:
@@ -77,7 +77,7 @@ def test_a_snapshot_that_has_expired_meanwhile_is_not_read(place: Workplace, row
     with place.database.writing() as session:
         session.execute(update(SnapshotRow).values(state=SnapshotState.EXPIRED))
 
-    assert not answer_waiting(place, row)
+    assert answer_waiting(place, row)
 
     with place.database.reading() as session:
         assert session.scalars(select(SnapshotLeaseRow)).all() == []
@@ -97,7 +97,7 @@ def test_the_heartbeat_renews_leases(place: Workplace, row: SnapshotRow) -> None
 def test_upkeep_expires_each_round_and_sweeps_seldom(
     place: Workplace, row: SnapshotRow, upkeep: Upkeep, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert answer_waiting(place, row)
+    assert not answer_waiting(place, row)
     upkeep.once()
     assert look(place, row.snapshot_id).state == SnapshotState.READY
     with place.database.writing() as session:

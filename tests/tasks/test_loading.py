@@ -58,12 +58,12 @@ def test_a_second_task_of_the_process_reads_nothing_again(
 ) -> None:
     first = submit_texts(place, TEXT)
     row = prepared(place)
-    assert answer_waiting(place, row)
+    assert not answer_waiting(place, row)
     assert reads
     reads.clear()
     second = submit_texts(place, TEXT)
 
-    assert answer_waiting(place, row)
+    assert not answer_waiting(place, row)
 
     assert reads == []
     assert answers_of(place, second.job_id) == answers_of(place, first.job_id)
@@ -74,18 +74,18 @@ def test_another_publication_of_the_snapshot_is_loaded_anew(
 ) -> None:
     submit_texts(place, TEXT)
     row = prepared(place)
-    assert answer_waiting(place, row)
+    assert not answer_waiting(place, row)
     reads.clear()
     row.manifest_sha256 = "0" * 64  # as another worker may have written it meanwhile
     submit_texts(place, TEXT)
 
-    assert not answer_waiting(place, row)
+    assert answer_waiting(place, row)
 
 
 def test_a_forgotten_document_leaves_the_memory(place: Workplace, submit_texts: Submit) -> None:
     submit_texts(place, TEXT)
     row = prepared(place)
-    assert answer_waiting(place, row)
+    assert not answer_waiting(place, row)
     upkeep = Upkeep(app, place)
     upkeep._drop_residents()
     assert place.residents.keys() == [resident_key(row)]
@@ -131,12 +131,12 @@ def test_a_probe_that_does_not_hold_takes_the_snapshot_out_of_use(
     wrong = manifest.model_copy(update={"probe_logits": tuple(value + 0.1 for value in manifest.probe_logits)})
     monkeypatch.setattr(tasks.loading, "get_manifest", lambda _store, _row: wrong)
 
-    assert not answer_waiting(place, row)
+    assert answer_waiting(place, row)
 
     assert look(place, row).state == SnapshotState.QUARANTINED
     assert answers_of(place, submitted.job_id) == [None, None, None]
     monkeypatch.undo()
-    assert answer_waiting(place, prepared(place))
+    assert not answer_waiting(place, prepared(place))
 
 
 def test_the_probe_runs_once_in_a_process(
@@ -166,11 +166,11 @@ def test_other_tokens_than_the_snapshots_are_noticed(
     original = prompter.prefix_ids
     monkeypatch.setattr(prompter, "prefix_ids", lambda text: original(text)[:-2])
 
-    assert not answer_waiting(place, row)
+    assert answer_waiting(place, row)
 
     assert look(place, row).state == SnapshotState.READY
     assert answers_of(place, submitted.job_id) == [None, None, None]
-    assert answer_waiting(place, prepared(place))
+    assert not answer_waiting(place, prepared(place))
     assert all(answers_of(place, submitted.job_id))
 
 
@@ -182,7 +182,7 @@ def test_nothing_computed_from_a_damaged_part_is_kept(place: Workplace, submit_t
     assert chunk is not None
     flip(place.store, f"chunks/{chunk.chunk_key}.safetensors")
 
-    assert not answer_waiting(place, row)
+    assert answer_waiting(place, row)
 
     assert place.residents.keys() == []
     assert place.proved == set()

@@ -27,7 +27,7 @@ def library(native: NativeBackend) -> Library:
 
 @given(
     rows=st.integers(1, MOST_ROWS + 3),
-    size=st.integers(1, 200),
+    size=st.integers(1, 200) | st.sampled_from([511, 512, 513, 1100]),
     out=st.integers(1, 150),
     has_bias=st.booleans(),
     seed=st.integers(0, 1 << 20),
