@@ -13,6 +13,7 @@ from sqlalchemy.orm import Session
 
 from storage.endings import Move, end_overdue, end_without_answer, is_over, note_moves, release_held
 from storage.schema import READING, AnswerRow, ItemRow, ItemState, JobRow, QuestionRow
+from storage.waiting import is_to_be_asked
 
 ITEMS_PER_DOCUMENT = 50  # as a rule; with more, the others of these documents are found by the next look
 
@@ -100,7 +101,7 @@ def _open_items(
         .order_by(ItemRow.item_id)
     )
     if now is not None:
-        query = query.where(or_(JobRow.answer_by.is_(None), JobRow.answer_by > now))
+        query = query.where(not_(is_over(now)), is_to_be_asked())
     if limit is not None:
         query = query.limit(limit).with_for_update(of=ItemRow, skip_locked=True)
     return [OpenItem(*row) for row in session.execute(query).all()]

@@ -25,8 +25,9 @@ from storage.items import (
 )
 from storage.jobs import JobTimes
 from storage.progress import JobStatus, job_status
-from storage.schema import AnswerRow, ItemRow, ItemState, JobRow, LineageRow
-from storage.snapshots import find_or_create
+from storage.schema import AnswerRow, ItemRow, ItemState, JobRow, LineageRow, SnapshotRow, SnapshotState
+from storage.snapshots import find_or_create, note_readings
+from storage.waiting import next_waiting_snapshot
 from tests.storage.made_rows import (
     DOC,
     NOW,
@@ -220,6 +221,27 @@ def test_answers_are_carried_over_to_equal_questions_of_an_equal_snapshot_only(d
         copy = session.scalars(select(AnswerRow).where(AnswerRow.carried_from.is_not(None))).one()
         original = session.get_one(AnswerRow, first)
     assert (copy.carried_from, copy.text, copy.snapshot_id) == (first, "To When?", original.snapshot_id)
+
+
+def test_what_may_have_been_answered_before_is_not_asked_until_prefill_has_looked(database: Database) -> None:
+    answered(database, "w1", "When?", "Who?")
+    submit(database, questions=[question(0, text="When?"), question(1, text="Where?")], reuse_answers=True)
+    submit(database, questions=0, only_prefill=True)
+    with database.writing() as session:
+        row = find_or_create(session, fingerprint(weights="w1"), num_tokens=8, now=NOW)
+        row.state = SnapshotState.READY
+
+    def look() -> SnapshotRow | None:
+        with database.reading() as session:
+            return next_waiting_snapshot(session, model="tiny", passed_over=[], now=later(9))
+
+    assert claim(database) == [] and look() is None
+    carry(database, "w1")
+    with database.writing() as session:
+        note_readings(session, row, model="tiny", computed_tokens=0, prefill_s=0.0, now=later(9))
+    assert look() is not None
+    assert [item.question for item in claim(database)] == ["Where?"]
+    assert look() is None
 
 
 def test_a_carried_answer_says_where_it_was_given_however_often_it_is_carried(database: Database) -> None:

@@ -36,7 +36,7 @@ def answer(place: Workplace, snapshot_id: int | None) -> None:
     assert snapshot_id is not None
     with place.database.reading() as session:
         row = get_snapshot(session, snapshot_id)
-    assert answer_waiting(place, row)
+    assert answer_waiting(place, row) == []
 
 
 def after_first_chunk(monkeypatch: pytest.MonkeyPatch, event: Callable[[], None]) -> list[int]:
