@@ -3,12 +3,12 @@
 Every change is a compare-and-set on state and owner, so a worker that was overtaken changes nothing.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, cast
 
-from sqlalchemy import ColumnElement, Table, bindparam, func, insert, literal_column, not_, or_, select, update
+from sqlalchemy import ColumnElement, Table, bindparam, func, insert, literal_column, not_, or_, select, tuple_, update
 from sqlalchemy.orm import Session
 
 from storage.endings import Move, end_overdue, end_without_answer, is_over, note_moves, release_held
@@ -286,19 +286,34 @@ def take_unkicked(session: Session, *, now: datetime, kicked_before: datetime, l
     """Documents with queued items that nothing was sent for since `kicked_before`, those that wait longest first;
     marks them as kicked now."""
     unkicked = or_(ItemRow.kicked_at.is_(None), ItemRow.kicked_at < kicked_before)
-    taken = []
-    for tenant, document_id in _unkicked_documents(session, kicked_before, limit):
-        waiting = (
-            update(ItemRow)
-            .where(ItemRow.tenant == tenant, ItemRow.document_id == document_id, ItemRow.state == ItemState.QUEUED)
-            .execution_options(synchronize_session=False)
+    documents = _unkicked_documents(session, kicked_before, limit)
+    # Every worker does this, so another may have taken a document since they were read.
+    taken = _mark_kicked(session, documents, unkicked, now)
+    _mark_kicked(session, taken, or_(ItemRow.kicked_at.is_(None), ItemRow.kicked_at != now), now)
+    return [WaitingDocument(*document) for document in documents if document in taken]
+
+
+def _mark_kicked(
+    session: Session, documents: Collection[tuple[str, str]], condition: ColumnElement[bool], now: datetime
+) -> set[tuple[str, str]]:
+    """Marks those of the documents' queued items that nobody else is changing; returns their documents."""
+    free = (
+        select(ItemRow.item_id)
+        .where(
+            tuple_(ItemRow.tenant, ItemRow.document_id).in_(list(documents)),
+            ItemRow.state == ItemState.QUEUED,
+            condition,
         )
-        # Every worker does this, so another may have taken the document since the rows were read.
-        marked = session.execute(waiting.where(unkicked).values(kicked_at=now))
-        if marked.rowcount:  # type: ignore[attr-defined] # SQLAlchemy types execute() too widely
-            session.execute(waiting.values(kicked_at=now))
-            taken.append(WaitingDocument(tenant, document_id))
-    return taken
+        .with_for_update(skip_locked=True)
+    )
+    marked = session.execute(
+        update(ItemRow)
+        .where(ItemRow.item_id.in_(free))
+        .values(kicked_at=now)
+        .returning(ItemRow.tenant, ItemRow.document_id)
+        .execution_options(synchronize_session=False)
+    )
+    return {(tenant, document_id) for tenant, document_id in marked}
 
 
 def _unkicked_documents(session: Session, kicked_before: datetime, limit: int) -> list[tuple[str, str]]:

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from storage.database import Database
     from storage.objects import ObjectStore
 
+FIRST_KICKS = 20  # enough to begin with; upkeep sends the others, and a person does not wait for it
+
 
 @contextmanager
 def opened() -> "Iterator[tuple[Database, ObjectStore, PipelineSettings]]":
@@ -42,6 +44,6 @@ def kick(database: "Database") -> None:
     if task.broker_url is None:
         return
     try:
-        kick_waiting(configure(task), database, task)
+        kick_waiting(configure(task), database, task, limit=FIRST_KICKS)
     except BrokerUnavailable as exc:
         Console(stderr=True).print(f"{exc} The job is safe: workers will find it.", style="yellow", highlight=False)
