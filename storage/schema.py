@@ -60,6 +60,7 @@ COUNTS = {
     ItemState.EXPIRED: "num_expired",
 }
 READING = -1  # in place of a question's position
+SPEC_PARAM = "answer_spec"  # among a question's params: what reports need, and no worker
 
 
 class SnapshotState(StrEnum):
@@ -248,6 +249,7 @@ class AnswerRow(Base):
     output_tokens: Mapped[int]
     first_token_s: Mapped[float]
     total_s: Mapped[float]
+    logprobs: Mapped[list[dict[str, Any]] | None] = mapped_column(JSON(none_as_null=True))
     worker: Mapped[str]
     created_at: Mapped[datetime]
     carried_from: Mapped[int | None] = mapped_column(BigId)
@@ -372,7 +374,10 @@ class TombstoneRow(Base):
 
 
 class ScheduleRow(Base):
-    """A job that is submitted again and again: files of a folder or bucket, questions of a file, at local times."""
+    """A job that is submitted again and again: files of a folder or bucket, questions of a playbook, at local times.
+
+    `variables` are values for the playbook, `params` say how answers are generated, `reading` how files are read.
+    """
 
     __tablename__ = "schedules"
 
@@ -381,7 +386,9 @@ class ScheduleRow(Base):
     name: Mapped[str]
     source: Mapped[str] = mapped_column(PlainText)
     questions: Mapped[str] = mapped_column(PlainText)
+    variables: Mapped[dict[str, Any]]
     params: Mapped[dict[str, Any]]
+    reading: Mapped[dict[str, Any]]
     model: Mapped[str] = mapped_column(PlainText)
     at: Mapped[str]
     prefill_at: Mapped[str | None]

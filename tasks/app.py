@@ -1,10 +1,14 @@
 """The Celery app. Importing it imports no torch; the tasks load their model when they first run."""
 
+import logging
+import os
+import signal
 from typing import TYPE_CHECKING, Any
 
 from celery import Celery, Task
 from kombu import Exchange, Queue
 
+from kernels.errors import RankLost
 from storage.errors import OUTAGES
 from tasks.queues import ALL_QUEUES, DECODE_QUEUE, PREFILL_QUEUE
 from tasks.settings import TaskSettings
@@ -12,6 +16,7 @@ from tasks.settings import TaskSettings
 if TYPE_CHECKING:
     from tasks.workplace import Workplace
 
+logger = logging.getLogger(__name__)
 EMBEDDED_BROKER = "memory://"
 
 
@@ -27,6 +32,10 @@ class WorkTask(Task):  # type: ignore[misc] # celery is untyped
         except OUTAGES as exc:
             place.note_outage(exc)
             raise
+        except RankLost as exc:  # what it held is given back; whoever started this process starts another
+            logger.critical("%s", exc)
+            os.kill(os.getpid(), signal.SIGTERM)
+            return None
         except SystemExit:
             if place.draining.is_set():  # an orderly way out, which Celery would take for a broken worker
                 return None

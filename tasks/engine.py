@@ -31,7 +31,7 @@ class Engine:
     def prompter(self) -> Prompter:
         folder = model_folder(self.settings.model)
         check_architecture(self.name, read_config(folder))
-        return Prompter(folder, self.settings.system_prompt)
+        return Prompter(folder, self.settings.system_prompt, plain=self.settings.plain_prompt)
 
     @cached_property
     def context_len(self) -> int:
@@ -43,11 +43,16 @@ class Engine:
 
     @cached_property
     def model(self) -> LanguageModel:
-        return load_model(model_folder(self.settings.model), self.settings)
+        folder = model_folder(self.settings.model)
+        if self.settings.tensor_parallel > 1:
+            from kernels.group import load_parallel  # here: torch.distributed is of no use to a single rank
+
+            return load_parallel(folder, self.settings)
+        return load_model(folder, self.settings)
 
     @cached_property
     def producer(self) -> Producer:
-        return Producer(version=version("platemaker"), device=str(self.model.device), torch=torch.__version__)
+        return Producer(version=version("platemaker"), device=str(self.model.hf.device), torch=torch.__version__)
 
     def fingerprint(self, tenant: str, document_id: str, prefix_ids: list[int]) -> Fingerprint:
         return Fingerprint(
@@ -56,7 +61,7 @@ class Engine:
             prefix_ids=ids_digest(prefix_ids),
             weights=self.identity.weights,
             config=self.identity.config,
-            adapter="",
+            adapter=self.identity.adapter,
             tokenizer=self.identity.tokenizer,
             template=self.identity.template,
             kv_dtype=self.identity.kv_dtype,

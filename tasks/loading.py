@@ -19,6 +19,7 @@ from storage.schema import SnapshotRow
 from storage.snapshots import get_manifest, note_used
 from tasks.errors import PromptChanged
 from tasks.residents import ResidentKey
+from tasks.room import fitting_batch
 from tasks.workplace import Workplace
 
 DAMAGED = (SnapshotCorrupt, ObjectMissing, ChunkMismatch, ProbeMismatch)  # the snapshot is not what was published
@@ -33,6 +34,7 @@ class LoadedPrefix:
     row: SnapshotRow
     kv: PrefixKV
     manifest: Manifest | None
+    max_batch: int  # questions that fit behind it at once
     _loading: threading.Thread | None = None
     _errors: list[BaseException] = field(default_factory=list)
     _proved: bool = False
@@ -82,14 +84,16 @@ def loaded(place: Workplace, row: SnapshotRow) -> Iterator[LoadedPrefix]:
 
     Raises:
         SnapshotCorrupt, ObjectMissing, ChunkMismatch: it is not what was published.
+        MemoryExceeded: it does not fit, not even with one question.
     """
     kept = place.residents.get(resident_key(row))
     if kept is not None:
-        yield LoadedPrefix(place, row, kept, None)
+        yield LoadedPrefix(place, row, kept, None, place.engine.settings.max_batch)
         return
     manifest = get_manifest(place.store, row)
     if manifest.num_tokens != row.num_tokens:
         raise SnapshotCorrupt(row.fingerprint, expected=f"{row.num_tokens} tokens", actual=f"{manifest.num_tokens}")
+    max_batch = fitting_batch(place, row)
     kv = place.engine.model.new_kv(manifest.num_tokens, make_room=place.residents.make_room)
     if kv.layout.has_state:
         states = manifest.states or ()
@@ -98,7 +102,7 @@ def loaded(place: Workplace, row: SnapshotRow) -> Iterator[LoadedPrefix]:
         load_state(place, kv, states[-1])
     receiver = _receiver(kv, manifest.chunks, manifest.codec)
     kv.length = manifest.num_tokens
-    prefix = LoadedPrefix(place, row, kv, manifest)
+    prefix = LoadedPrefix(place, row, kv, manifest, max_batch)
 
     def load() -> None:
         try:

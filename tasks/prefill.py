@@ -30,6 +30,7 @@ from storage.snapshots import (
 from tasks.app import app
 from tasks.chain import ChunkChain
 from tasks.errors import Unwanted
+from tasks.room import require_room_to_read
 from tasks.workplace import Workplace
 
 logger = logging.getLogger(__name__)
@@ -138,6 +139,7 @@ def _write(
     """A lossy codec's stored chunks are read again only for their answers, never to compute on behind them: what is
     measured against is then exact, and so is what is stored where the codec loses too much."""
     engine = place.engine
+    require_room_to_read(place, len(ids))
     kv = engine.model.new_kv(len(ids), make_room=place.residents.make_room)
     codec = engine.settings.codec
     lossless = CODECS[codec].lossless

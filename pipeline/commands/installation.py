@@ -2,10 +2,12 @@
 
 import json
 from importlib.metadata import version
+from typing import Annotated
 
 import typer
 from rich.console import Console
 
+from pipeline.commands.opening import device_settings
 from pipeline.commands.options import Json
 from pipeline.exits import Exit
 
@@ -17,16 +19,29 @@ def show_version() -> None:
     typer.echo(version("platemaker"))
 
 
-def doctor(json_output: Json = False) -> None:
+def doctor(
+    device: Annotated[
+        str | None,
+        typer.Option(help="Instead, run every op the engine needs on this device: musa, cuda, cpu, or one card."),
+    ] = None,
+    json_output: Json = False,
+) -> None:
     """Check database, store, broker, device and model by really using them."""
-    from kernels.settings import KernelSettings
+    if device is not None:
+        from pipeline.device_table import show_device_check
+
+        passed = show_device_check(device, console=Console(), json_output=json_output)
+        raise typer.Exit(Exit.OK if passed else Exit.UNAVAILABLE)
+
+    kernel = device_settings()
+
     from pipeline.doctor import run_checks
     from storage.settings import StorageSettings
     from tasks.settings import TaskSettings
 
     healthy = True
     console = Console()
-    for check in run_checks(StorageSettings(), KernelSettings(), TaskSettings()):
+    for check in run_checks(StorageSettings(), kernel, TaskSettings()):
         healthy &= check.ok
         if json_output:
             typer.echo(json.dumps(vars(check)))

@@ -2,7 +2,7 @@ import threading
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from storage.objects.base import ObjectStore, StoredObject, check_key
+from storage.objects.base import Bucket, ObjectStore, StoredObject, check_key
 from storage.objects.folder import FolderStore
 from storage.objects.local_copies import LocalCopies
 from storage.objects.patient import PatientStore
@@ -10,6 +10,7 @@ from storage.objects.probe import check_store
 from storage.settings import StorageSettings
 
 __all__ = [
+    "Bucket",
     "FolderStore",
     "LocalCopies",
     "ObjectStore",
@@ -17,6 +18,7 @@ __all__ = [
     "StoredObject",
     "check_key",
     "check_store",
+    "open_bucket",
     "open_store",
     "without_copies",
 ]
@@ -35,6 +37,13 @@ def open_store(settings: StorageSettings, *, stopping: threading.Event | None = 
         return _with_copies(PatientStore(S3Store(settings), settings.patience_s, stopping=stopping), settings)
     folder = FolderStore(Path(unquote(urlsplit(url).path) if url.startswith("file://") else url))
     return PatientStore(folder, settings.patience_s, stopping=stopping)
+
+
+def open_bucket(settings: StorageSettings, name: str) -> Bucket:
+    """Any bucket, to read files from, with the server and the keys of the settings."""
+    from storage.objects.bucket import S3Bucket
+
+    return S3Bucket(settings, name)
 
 
 def without_copies(store: ObjectStore) -> ObjectStore:
