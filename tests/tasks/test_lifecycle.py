@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from sqlalchemy import func, select
 
+import tasks.decode
 import tasks.prefill
-from kernels.decode import Decoder, DecodeResult
-from kernels.prompt import Prompter
+from kernels.decode import Decoder, DecodeRequest, DecodeResult
 from pipeline.submit import Submission
 from storage.database import utc_now
 from storage.endings import cancel_job
@@ -116,20 +116,20 @@ def test_a_draining_decode_answers_what_is_begun_and_gives_the_rest_back_at_once
     job_id = submit_texts(place, TEXT, questions=9).job_id
     snapshot_id = prepare(place, job_id)
     assert snapshot_id is not None
-    question_ids, step, begun, held = Prompter.question_ids, Decoder._step, [], []
+    step, begun, held = Decoder._step, [], []
 
-    def drained(self: Prompter, question: str) -> list[int]:
-        begun.append(question)
+    def drained(*values: Any) -> DecodeRequest:
+        begun.append(values)
         if len(begun) == 2:  # the third of the four that are claimed finds the worker draining
             place.drain()
-        return question_ids(self, question)
+        return DecodeRequest(*values)
 
     def watched(self: Decoder) -> Iterator[DecodeResult]:
         with place.database.reading() as session:
             held.append(session.scalar(select(func.count()).where(ItemRow.state == ItemState.RUNNING)))
         yield from step(self)
 
-    monkeypatch.setattr(Prompter, "question_ids", drained)
+    monkeypatch.setattr(tasks.decode, "DecodeRequest", drained)
     monkeypatch.setattr(Decoder, "_step", watched)
 
     with pytest.raises(SystemExit):
