@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from pipeline.commands import installation, jobs, nightly, playbooks, reports, snapshots
+from pipeline.commands import installation, jobs, nightly, operations, playbooks, reports, snapshots
 from pipeline.commands.prefill import prefill
 from pipeline.commands.run import run
 from pipeline.commands.submit import submit
@@ -124,6 +124,10 @@ for command in (
     reports.compare,
     worker,
     nightly.beat,
+    operations.up,
+    operations.down,
+    operations.flower,
+    operations.exporter,
     installation.doctor,
     snapshots.sweep,
     snapshots.forget,

@@ -18,7 +18,10 @@
     ├── AmbiguousDocument        several documents were submitted under this name
     └── LocalServerError         a server of this machine cannot run
         ├── ServerNotInstalled
-        └── ServerDidNotStart
+        ├── ServerDidNotStart
+        ├── AlreadyUp            another `platemaker up` uses the folder
+        ├── NotUp                nothing of it runs
+        └── ProgramRefused       a program of the stack says that it cannot run
 
 All are permanent: the same file fails the same way until a person changes it or raises a limit, the same server
 until its package or its log was seen to. A class's docstring is its message, filled in from the error's attributes.
@@ -221,3 +224,25 @@ class ServerDidNotStart(LocalServerError):
 
     def __str__(self) -> str:
         return "\n".join([super().__str__(), *self.tail])
+
+
+class AlreadyUp(LocalServerError):
+    """Platemaker is up already (process {pid}). `platemaker up --print-env` prints its settings,
+    `platemaker down` stops it."""
+
+    def __init__(self, pid: int) -> None:
+        super().__init__()
+        self.pid = pid
+
+
+class NotUp(LocalServerError):
+    """Platemaker is not up: start it with `platemaker up`."""
+
+
+class ProgramRefused(LocalServerError):
+    """{name} does not start: {reason}"""
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__()
+        self.name = name
+        self.reason = reason

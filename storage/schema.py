@@ -5,7 +5,7 @@ Every query is bound to a tenant where the table has one. Times are aware UTC in
 
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Any
+from typing import Any, ClassVar
 
 from sqlalchemy import (
     JSON,
@@ -26,7 +26,7 @@ from sqlalchemy import (
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.types import TypeDecorator
 
-SCHEMA_HEAD = "0005"
+SCHEMA_HEAD = "0007"
 
 NAMES = {
     "ix": "ix_%(table_name)s_%(column_0_N_name)s",
@@ -102,7 +102,13 @@ class PlainText(TypeDecorator[str]):
 
 class Base(DeclarativeBase):
     metadata = MetaData(naming_convention=NAMES)
-    type_annotation_map = {datetime: UtcDateTime, dict[str, Any]: JSON, list[int]: JSON, str: String(255)}  # noqa: RUF012 # SQLAlchemy's own name
+    type_annotation_map: ClassVar[dict[Any, Any]] = {
+        datetime: UtcDateTime,
+        dict[str, Any]: JSON,
+        list[int]: JSON,
+        list[str]: JSON,
+        str: String(255),
+    }
 
 
 _UNFINISHED = text("finished_at IS NULL")
@@ -426,3 +432,34 @@ class ScheduleRunRow(Base):
     error: Mapped[str | None] = mapped_column(PlainText)
 
     __table_args__ = (UniqueConstraint("schedule_id", "kind", "occurrence"),)
+
+
+class WorkerRow(Base):
+    """A worker that said it is alive at `seen_at`, by its own clock, which is `clock_ahead_s` ahead of the database's.
+
+    `engine_sha256` stands for everything that must be the same in all workers: model, KV type, codec, prompt.
+    """
+
+    __tablename__ = "workers"
+
+    worker: Mapped[str] = mapped_column(primary_key=True)
+    pool: Mapped[str] = mapped_column(String(16))
+    queues: Mapped[list[str]]
+    version: Mapped[str]
+    model: Mapped[str] = mapped_column(PlainText)
+    engine_sha256: Mapped[str] = mapped_column(String(64))
+    clock_ahead_s: Mapped[float]
+    started_at: Mapped[datetime]
+    seen_at: Mapped[datetime]
+
+
+class PingRow(Base):
+    """A message sent through a queue to see whether it is worked on, and by whom it was answered."""
+
+    __tablename__ = "pings"
+
+    ping_id: Mapped[str] = mapped_column(String(32), primary_key=True)
+    queue: Mapped[str]
+    sent_at: Mapped[datetime] = mapped_column(index=True)
+    worker: Mapped[str | None]
+    answered_at: Mapped[datetime | None]

@@ -35,6 +35,8 @@ from storage.waiting import next_waiting_snapshot
 from tasks.app import app
 from tasks.errors import PromptChanged, WrongModel
 from tasks.loading import DAMAGED, LoadedPrefix, loaded
+from tasks.metrics import note_answer, note_batch
+from tasks.progress import send_progress
 from tasks.room import refuse_waiting
 from tasks.workplace import Workplace
 
@@ -231,7 +233,11 @@ class _Run:
                 lease_s=place.settings.lease_s,
             )
 
-        return place.database.retrying(claim)
+        items = place.database.retrying(claim)
+        if items:
+            note_batch(len(items))
+            send_progress(batch=len(items))
+        return items
 
     def _release(self, opened: _Open, items: list[OpenItem]) -> None:
         """Gives items back that were not begun."""
@@ -254,6 +260,12 @@ class _Run:
         opened = self._holder(result.key)
         opened.prefix.prove()
         self._commit(opened, result)
+        note_answer(
+            finish=result.finish,
+            first_token_s=result.first_token_s,
+            total_s=result.total_s,
+            output_tokens=len(result.token_ids),
+        )
         opened.items.remove(result.key)
         self._close_if_done(opened)
 

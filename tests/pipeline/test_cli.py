@@ -195,6 +195,7 @@ SECRETS = {
     "database_url": f"postgresql://me:{SECRET}@127.0.0.1:1/name",
     "s3_access_key_id": SECRET,
     "s3_secret_access_key": SECRET,
+    "flower_auth": f"me:{SECRET}",
 }
 
 
