@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from pipeline.commands import installation, jobs, operations, playbooks, reports, snapshots
+from pipeline.commands import installation, jobs, nightly, operations, playbooks, reports, snapshots
+from pipeline.commands.prefill import prefill
 from pipeline.commands.run import run
 from pipeline.commands.submit import submit
 from pipeline.commands.worker import worker
@@ -34,6 +35,10 @@ def main() -> None:
         ArchiveRefused,
         DocumentUnknown,
         JobMissing,
+        KeyTaken,
+        RetryRefused,
+        ScheduleMissing,
+        ScheduleTaken,
         SettingsError,
         SnapshotInUse,
         SnapshotMissing,
@@ -41,7 +46,18 @@ def main() -> None:
     )
     from tasks.errors import TaskError
 
-    asked_wrong = (JobMissing, DocumentUnknown, SnapshotMissing, SnapshotInUse, ArchiveRefused, SettingsError)
+    asked_wrong = (
+        JobMissing,
+        KeyTaken,
+        RetryRefused,
+        ScheduleMissing,
+        ScheduleTaken,
+        DocumentUnknown,
+        SnapshotMissing,
+        SnapshotInUse,
+        ArchiveRefused,
+        SettingsError,
+    )
     try:
         cli()
     except (StorageError, KernelError, TaskError, LocalServerError) as exc:
@@ -97,14 +113,17 @@ cli.command(name="version")(installation.show_version)
 for command in (
     run,
     submit,
+    prefill,
     jobs.status,
     jobs.jobs,
     jobs.watch,
     jobs.answers,
     jobs.cancel,
+    jobs.retry,
     reports.report,
     reports.compare,
     worker,
+    nightly.beat,
     operations.up,
     operations.down,
     operations.flower,
@@ -115,5 +134,6 @@ for command in (
 ):
     cli.command()(command)
 cli.add_typer(installation.database, name="db")
+cli.add_typer(nightly.nightly, name="nightly")
 cli.add_typer(playbooks.playbook, name="playbook")
 cli.add_typer(snapshots.snapshots, name="snapshots")

@@ -12,6 +12,8 @@
     │   └── ParseLimitExceeded
     ├── OcrNotInstalled
     ├── QuestionFileError
+    ├── TimeUnclear              a time or duration that cannot be read
+    ├── ScheduleError            a schedule cannot be made or run
     ├── UnknownFormat            no report has this file's ending
     ├── AmbiguousDocument        several documents were submitted under this name
     └── LocalServerError         a server of this machine cannot run
@@ -171,6 +173,22 @@ class UnknownFormat(PipelineError):
         super().__init__()
         self.path = path
         self.endings = ", ".join(endings)
+
+
+class TimeUnclear(PipelineError):
+    """{text} is no time; write 90m, 6h, 2d, or 2026-12-01T06:00+08:00."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.text = text
+
+
+class ScheduleError(PipelineError):
+    """{reason}."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__()
+        self.reason = reason
 
 
 class AmbiguousDocument(PipelineError):

@@ -27,6 +27,10 @@ class PipelineSettings(FloorSettings):
         default_factory=lambda: len(os.sched_getaffinity(0)), ge=1, description="Files read at the same time (count)."
     )
 
+    price_per_device_hour: float | None = Field(
+        None, ge=0, description="What an hour of a device costs, for --dry-run (any currency). Default: costs unknown."
+    )
+
     flower_auth: SecretStr | None = Field(
         None, description="Who may open Flower (user:password). Default: a password made and shown at each start."
     )

@@ -44,7 +44,7 @@ class WorkTask(Task):  # type: ignore[misc] # celery is untyped
             os.kill(os.getpid(), signal.SIGTERM)
             return None
         except SystemExit:
-            if place.stopping.is_set():  # an orderly way out, which Celery would take for a broken worker
+            if place.draining.is_set():  # an orderly way out, which Celery would take for a broken worker
                 return None
             raise
         place.note_work()

@@ -48,7 +48,7 @@ FEW_QUESTIONS = 8  # with more at once, guessing ahead in the document does not 
 def decode_snapshot(snapshot_id: int) -> None:
     """Answers every queued question of the snapshot's document. Idempotent: what is answered is not asked again."""
     place = app.require_workplace()
-    place.leave_if_stopping()
+    place.leave_if_draining()
     with place.database.reading() as session:
         row = get_snapshot(session, snapshot_id)
         waiting = queued_items(session, tenant=row.tenant, document_id=row.document_id, model=place.engine.name)
@@ -112,9 +112,11 @@ class _Run:
         self._fitting_batch = place.engine.settings.max_batch
 
     def answer(self) -> None:
-        """
+        """Every answer is written as soon as it is there.
+
         Raises:
             StorageError: the store or the database does not answer.
+            SystemExit: this process has been told to stop; what was under way by then may be answered.
         """
         engine = self.place.engine
 
@@ -127,6 +129,7 @@ class _Run:
             try:
                 for result in answer_all(new_decoder, self._requests(), self._is_cancelled, max_batch=batch):
                     self._take(result)
+                self.place.leave_if_draining()
                 return
             except (*DAMAGED, PromptChanged):
                 if not self._set_aside_what_is_wrong():
@@ -149,10 +152,13 @@ class _Run:
         prompter = self.place.engine.prompter
         for row in self._rows():
             opened = self._enter(row)
-            while opened is not None and (items := self._claim(opened)):
+            while opened is not None and self.place.may_claim() and (items := self._claim(opened)):
                 opened.items |= {item.item_id for item in items}
                 lookup = self._lookup(row) if len(items) <= FEW_QUESTIONS else None
-                for item in items:
+                for number, item in enumerate(items):
+                    if not self.place.may_claim():
+                        self._release(opened, items[number:])
+                        break
                     try:
                         params = GenerationParams.checked(**item.params)
                     except ParamsRefused as exc:
@@ -172,12 +178,12 @@ class _Run:
 
     def _rows(self) -> Iterator[SnapshotRow]:
         """Those to be answered, then others that wait, as long as they fit into the memory for snapshots."""
-        while self._todo:
+        while self._todo and self.place.may_claim():
             row = self._todo.pop(0)
             self._seen.add(row.snapshot_id)
             yield row
         place = self.place
-        while len(self._seen) < place.settings.documents_per_task:
+        while len(self._seen) < place.settings.documents_per_task and place.may_claim():
             with place.database.reading() as session:
                 found = next_waiting_snapshot(session, model=place.engine.name, passed_over=self._seen, now=utc_now())
             if found is None:
@@ -232,6 +238,16 @@ class _Run:
             note_batch(len(items))
             send_progress(batch=len(items))
         return items
+
+    def _release(self, opened: _Open, items: list[OpenItem]) -> None:
+        """Gives items back that were not begun."""
+        item_ids = {item.item_id for item in items}
+
+        def release(session: Session) -> None:
+            release_items(session, opened.owner, item_ids)
+
+        self.place.database.retrying(release)
+        opened.items -= item_ids
 
     def _is_cancelled(self, item_id: int) -> bool:
         self.place.leave_if_stopping()

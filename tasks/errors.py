@@ -5,6 +5,7 @@ TaskError
 |-- OtherModelServed     live workers compute with another model or other settings
 |-- PortTaken            the metrics port is in use
 |-- WrongModel           the snapshot was made by another model than this worker's
+|-- Unwanted             nobody waits any more for what is being made
 `-- PromptChanged        the snapshot's document gives other tokens now
 """
 
@@ -51,3 +52,9 @@ class PromptChanged(TaskError):
     def __init__(self, snapshot_id: int) -> None:
         super().__init__(f"Snapshot {snapshot_id} was made of other tokens than its document gives now.")
         self.snapshot_id = snapshot_id
+
+
+class Unwanted(TaskError):
+    def __init__(self, document_id: str) -> None:
+        super().__init__(f"No job waits for document {document_id} any more.")
+        self.document_id = document_id

@@ -57,7 +57,7 @@ class Health:
     def ready(self) -> Verdict:
         """False: it takes no work now."""
         still_s = self._still_s()
-        if self._place.stopping.is_set():
+        if not self._place.may_claim():
             return Verdict(False, "stopping")
         if still_s is None:
             return Verdict(False, "starting")

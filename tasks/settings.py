@@ -25,6 +25,9 @@ class TaskSettings(FloorSettings):
         ge=0,
         description="Memory of the device for snapshots that are answered side by side or kept for the next task (MB).",
     )
+    soft_stop_s: float = Field(
+        20.0, ge=0, description="How long a worker told to stop (SIGTERM) goes on with answers under way (seconds)."
+    )
     visibility_timeout_s: int = Field(
         14_400, ge=1, description="How long the broker waits before it delivers a message again that is held (seconds)."
     )

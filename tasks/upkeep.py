@@ -32,8 +32,9 @@ PRUNE_PAUSE_S = 60.0  # how long copies on this host may outlive a `forget` on a
 PATIENCE_WHILE_BUSY = 20  # leases a document waits before it is sent again although messages are still queued
 
 
-def kick_waiting(app: PlatemakerApp, database: Database, settings: TaskSettings) -> int:
-    """Sends a prefill message for each document with queued items for which none was sent lately; returns how many.
+def kick_waiting(app: PlatemakerApp, database: Database, settings: TaskSettings, *, limit: int = KICKS_AT_ONCE) -> int:
+    """Sends a prefill message for each document with queued items for which none was sent lately, up to `limit`;
+    returns how many.
 
     Raises:
         BrokerUnavailable: nothing could be sent; the rows stay and the next upkeep tries again.
@@ -42,9 +43,7 @@ def kick_waiting(app: PlatemakerApp, database: Database, settings: TaskSettings)
     now = utc_now()
     try:
         with database.writing() as session:
-            documents = take_unkicked(
-                session, now=now, kicked_before=now - timedelta(seconds=patience), limit=KICKS_AT_ONCE
-            )
+            documents = take_unkicked(session, now=now, kicked_before=now - timedelta(seconds=patience), limit=limit)
             for document in documents:
                 app.send_task("platemaker.prefill", args=[document.tenant, document.document_id])
     except OperationalError as exc:

@@ -3,6 +3,9 @@
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
+
+from celery.signals import worker_shutting_down
 
 import tasks.decode
 import tasks.ping
@@ -20,15 +23,21 @@ from tasks.workplace import Workplace
 def serve(app: PlatemakerApp, place: Workplace, pool: Pool, *, log_level: str) -> None:
     """Works until it is told to stop. One task at a time: a process holds one model.
 
-    A thread pool of one leaves the main thread free to answer pings; forking would break a loaded model.
+    A thread pool of one leaves the main thread free to answer pings; forking would break a loaded model. The first
+    SIGTERM lets answers under way finish, as `Workplace.drain` says; a second one ends them.
 
     Raises:
         OtherModelServed, PortTaken: it cannot begin.
     """
     app.workplace = place
+
+    def drain(**_: Any) -> None:
+        place.drain()
+
     with _watched(place):
         registration = Registration(place, pool)
         registration.start()
+        worker_shutting_down.connect(drain)
         upkeep = Upkeep(app, place)
         upkeep.start()
         try:
@@ -45,7 +54,8 @@ def serve(app: PlatemakerApp, place: Workplace, pool: Pool, *, log_level: str) -
                 ]
             )
         finally:
-            place.stopping.set()
+            worker_shutting_down.disconnect(drain)
+            place.stop()
             upkeep.stop()
             registration.stop()
             place.close()

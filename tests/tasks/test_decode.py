@@ -11,11 +11,12 @@ from kernels.decode import Decoder
 from kernels.model import Asked, LanguageModel
 from pipeline.submit import Submission
 from storage.database import utc_now
+from storage.endings import cancel_job
 from storage.items import recover_items
 from storage.job_report import job_report
-from storage.jobs import cancel_job, job_status
 from storage.manifest import chunk_object_key, manifest_object_key
 from storage.objects import ObjectStore
+from storage.progress import job_status
 from storage.schema import (
     AnswerRow,
     ChunkRow,

@@ -15,7 +15,7 @@ from pipeline.submit import Submission
 from storage import patience
 from storage.errors import StoreDenied, StoreFull, StoreUnavailable, StoreUnusable
 from storage.job_report import job_report
-from storage.jobs import job_status
+from storage.progress import job_status
 from storage.schema import ItemRow, ItemState, SnapshotRow
 from storage.settings import StorageSettings
 from storage.snapshots import get_snapshot

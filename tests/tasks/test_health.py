@@ -56,7 +56,7 @@ def test_a_worker_is_ready_while_its_loop_turns_and_its_rows_answer(
     place.outage = StoreUnavailable()
     assert not told.ready().ok and "object store" in told.ready().reason
     place.outage = None
-    place.stopping.set()
+    place.drain()
     assert told.ready().reason == "stopping" and told.live().ok
 
 
