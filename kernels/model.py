@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import groupby
+from itertools import accumulate, groupby
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,12 @@ from kernels.architecture import check_architecture, context_len, read_config
 from kernels.backend import quicken_model
 from kernels.device import pick_device, pick_dtype, set_threads
 from kernels.errors import ChunkMismatch, ModelIncomplete, ModelMissing, ModelUnsupported
+from kernels.fused import pick_decoder
 from kernels.gguf import convert_gguf
 from kernels.identity import ModelIdentity, config_digest, digest_json, tokenizer_digest, weights_digest
 from kernels.kv import PrefixKV, SuffixKV, to_index
 from kernels.layout import KVLayout, LayerShape
+from kernels.native.decoder import NativeDecoder
 from kernels.prompt import Prompter
 from kernels.settings import KernelSettings, user_cache_dir
 from kernels.steps import ATTENTION_NAME, DecodeStep, JoinedStep, PrefillStep, Step, run_step
@@ -50,6 +52,7 @@ class LanguageModel:
     device: torch.device
     dtype: torch.dtype
     context_len: int
+    decoder: NativeDecoder | None = None
 
     @cached_property
     def layout(self) -> KVLayout:
@@ -94,8 +97,9 @@ class LanguageModel:
         """
         return self.ask_all([Asked(prefix, suffix, pending, lengths)])
 
-    def ask_all(self, documents: Iterable[Asked]) -> Tensor:
+    def ask_all(self, documents: Iterable[Asked], *, every: bool = False) -> Tensor:
         """The same over several documents in one pass; the logits are in the order of documents and their slots.
+        `every`: the logits [tokens, vocab] after each of the pending tokens instead.
 
         Raises:
             ChunkMismatch: as `ask`.
@@ -104,24 +108,28 @@ class LanguageModel:
         for document in asked:
             self.check_prefix(document.prefix)
         if self.layout.recurrent:
-            return torch.cat([self._ask_in_rows(document) for document in asked])
+            return torch.cat([self._ask_in_rows(document, every) for document in asked])
         steps = [
             DecodeStep(each.prefix, each.suffix, [len(tokens) for tokens in each.pending], each.lengths, self.device)
             for each in asked
         ]
         pending = [tokens for each in asked for tokens in each.pending]
-        last = torch.tensor([len(tokens) for tokens in pending]).cumsum(0) - 1
+        ids, ends = _joined(pending), list(accumulate(len(tokens) for tokens in pending))
+        if self.decoder is not None and self.decoder.takes(steps):
+            keep = slice(None) if every else torch.tensor(ends) - 1
+            return self.decoder.logits(steps, torch.tensor(ids), keep, self.windows)
         step = steps[0] if len(steps) == 1 else JoinedStep(steps)
-        return self.forward(step, _joined(pending), to_index(last.tolist(), self.device))
+        last = to_index([end - 1 for end in ends], self.device)
+        return self.forward(step, ids, len(ids) if every else last)
 
-    def _ask_in_rows(self, asked: Asked) -> Tensor:
+    def _ask_in_rows(self, asked: Asked, every: bool) -> Tensor:
         """A row of its own for each slot, those of one length together."""
         logits, first = [], 0
         for count, group in groupby(len(tokens) for tokens in asked.pending):
             stop = first + len(list(group))
             taken = asked.lengths[first:stop]
             step = DecodeStep(asked.prefix, asked.suffix, [count] * len(taken), taken, self.device, first_slot=first)
-            logits.append(self.forward(step, _joined(asked.pending[first:stop]), 1))
+            logits.append(self.forward(step, _joined(asked.pending[first:stop]), count if every else 1))
             first = stop
         return torch.cat(logits)
 
@@ -209,7 +217,7 @@ def prepare_model(hf: PreTrainedModel, device: torch.device, context: int) -> La
     hf = hf.to(device).eval()
     hf.set_attn_implementation(ATTENTION_NAME)
     quicken_model(hf, device)
-    return LanguageModel(hf, device, next(hf.parameters()).dtype, context)
+    return LanguageModel(hf, device, next(hf.parameters()).dtype, context, pick_decoder(hf))
 
 
 def check_split(name: str, model: LanguageModel) -> None:

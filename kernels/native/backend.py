@@ -30,7 +30,7 @@ class NativeBackend:
     def prefill(
         self, rows: PrefillRows, q: Tensor, k: Tensor, v: Tensor, *, scale: float, window: int, softcap: float | None
     ) -> Attended:
-        kv_heads, group = k.shape[0], q.shape[0] // k.shape[0]
+        group = q.shape[0] // k.shape[0]
         q = q if q.stride(-1) == 1 else q.contiguous()
         strides = (q.stride(0) * group, q.stride(1), q.stride(0))
         begin = max(0, k.shape[1] - rows.tokens + 1 - window)
