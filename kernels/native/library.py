@@ -1,4 +1,4 @@
-"""The C functions of attention.cpp, linear.cpp and decoder.cpp, called with pointers; ctypes lets other threads run meanwhile."""
+"""The functions of our C++, called with pointers; ctypes lets other threads run meanwhile."""
 
 import ctypes
 from ctypes import POINTER, Structure, c_double, c_int, c_int64, c_void_p
