@@ -73,7 +73,8 @@ def largest_error(decoder: NativeDecoder, hf: PreTrainedModel) -> float:
 
 
 def _error(found: Tensor, expected: Tensor) -> Tensor:
-    return torch.dist(found, expected) / torch.linalg.vector_norm(expected)
+    error: Tensor = (found - expected).norm() / expected.norm()
+    return error
 
 
 class _NarrowStep(DecodeStep):
