@@ -11,6 +11,7 @@ special tokens switched off, so no text in a contract can end its turn or give o
 
 import hashlib
 import json
+import re
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -22,13 +23,20 @@ from kernels.architecture import read_config
 from kernels.constraint import Grammars
 from kernels.errors import ModelIncomplete
 from kernels.identity import digest_json
+from kernels.quote import NONE, QuoteIndex
+from kernels.words import CJK
 
 PROMPT_VERSION = "prompt-1"
+QUOTE_PROMPT = "quote-1"  # raise it whenever a quote would be asked for in other words
 ACKNOWLEDGEMENT = "I have read the document. What is your question?"
 NO_TEMPLATE = (
     "its tokenizer has no chat template (chat_template.jinja, or an entry of tokenizer_config.json); for a base model, "
     "set PLATEMAKER_PLAIN_PROMPT=true"
 )
+_ASK_QUOTE = (
+    "Quote the words of the document that show this, exactly as they stand there. If no words show it, write: " + NONE
+)
+_ASK_QUOTE_CHINESE = "请逐字引用文件中说明这一点的原文。如果没有这样的原文，请写：" + NONE
 _DOCUMENT = "\u2045document\u2046"
 _QUESTION = "\u2045question\u2046"
 
@@ -83,6 +91,23 @@ class Prompter:
     def question_ids(self, question: str) -> list[int]:
         """Tokens of the question part; never empty."""
         return self._literal(self.parts.turn) + self._plain(question) + self._literal(self.parts.tail)
+
+    def quote_ids(self, question: str, answer: str) -> list[int]:
+        """Tokens of the question part that asks, behind question and answer, for the words of the document."""
+        instruction = _ASK_QUOTE_CHINESE if re.search(f"[{CJK}]", question) else _ASK_QUOTE
+        ended = self.parts.middle.rpartition(ACKNOWLEDGEMENT)[2]  # what follows a reply
+        return (
+            self.question_ids(question)
+            + self._plain(answer)
+            + self._literal(ended + self.parts.turn + instruction + self.parts.tail)
+        )
+
+    def quotes(self, document: str) -> QuoteIndex:
+        """
+        Raises:
+            ConstraintRefused: the tokenizer does not say which characters its tokens stand for.
+        """
+        return QuoteIndex(self.tokenizer, document, self.stop_ids)
 
     def text(self, ids: list[int]) -> str:
         text: str = self.tokenizer.decode(ids, skip_special_tokens=True)

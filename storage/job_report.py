@@ -35,6 +35,10 @@ class ReportRow:
     total_s: float | None
     logprobs: list[dict[str, Any]] | None = None
     spec: dict[str, Any] = field(default_factory=dict)
+    quote_prompt: str | None = None
+    quote: str | None = None
+    quote_start: int | None = None
+    quote_stop: int | None = None
 
 
 @dataclass(frozen=True)
@@ -117,6 +121,10 @@ def _source_report(
             answer.first_token_s,
             answer.total_s,
             answer.logprobs,
+            answer.quote_prompt,
+            answer.quote,
+            answer.quote_start,
+            answer.quote_stop,
         )
         .outerjoin(answer, answer.item_id == ItemRow.item_id)
         .where(ItemRow.job_id == job_id, ItemRow.document_id == source.document_id)
@@ -145,4 +153,8 @@ def _source_report(
             total_s=item.total_s if item else None,
             logprobs=item.logprobs if item else None,
             spec=question.spec,
+            quote_prompt=item.quote_prompt if item else None,
+            quote=item.quote if item else None,
+            quote_start=item.quote_start if item else None,
+            quote_stop=item.quote_stop if item else None,
         )

@@ -10,10 +10,11 @@ from sqlalchemy.orm import Session
 
 from kernels.decode import Decoder, DecodeRequest, DecodeResult
 from kernels.drafting import Lookup
-from kernels.errors import MemoryExceeded, ParamsRefused
+from kernels.errors import ConstraintRefused, MemoryExceeded, ParamsRefused
 from kernels.halving import answer_all
 from kernels.params import GenerationParams
 from kernels.prompt import Prompter
+from kernels.quote import QuoteIndex
 from kernels.sampling import TokenLogprobs
 from storage.database import utc_now
 from storage.documents import get_text
@@ -35,6 +36,7 @@ from storage.waiting import next_waiting_snapshot
 from tasks.app import app
 from tasks.errors import PromptChanged, WrongModel
 from tasks.loading import DAMAGED, LoadedPrefix, loaded
+from tasks.quoting import Answered, Quoting
 from tasks.room import refuse_waiting
 from tasks.workplace import Workplace
 
@@ -107,6 +109,7 @@ class _Run:
         self._seen: set[int] = set()
         self._open: list[_Open] = []
         self._decoder: Decoder
+        self._quoting: Quoting
         self._fitting_batch = place.engine.settings.max_batch
 
     def answer(self) -> None:
@@ -123,7 +126,8 @@ class _Run:
         while True:
             batch = engine.settings.max_batch
             try:
-                for result in answer_all(new_decoder, self._requests(), self._is_cancelled, max_batch=batch):
+                self._quoting = Quoting(engine.prompter, self._requests())
+                for result in answer_all(new_decoder, self._quoting, self._is_cancelled, max_batch=batch):
                     self._take(result)
                 return
             except (*DAMAGED, PromptChanged):
@@ -150,6 +154,7 @@ class _Run:
             while opened is not None and (items := self._claim(opened)):
                 opened.items |= {item.item_id for item in items}
                 lookup = self._lookup(row) if len(items) <= FEW_QUESTIONS else None
+                quotes = self._quotes(row) if any(item.params.get("quote") for item in items) else None
                 for item in items:
                     try:
                         params = GenerationParams.checked(**item.params)
@@ -157,7 +162,10 @@ class _Run:
                         self._fail(opened, item.item_id, str(exc))
                         continue
                     ids = prompter.question_ids(item.question)
-                    yield DecodeRequest(item.item_id, ids, params, opened.prefix.kv, lookup)
+                    request = DecodeRequest(item.item_id, ids, params, opened.prefix.kv, lookup)
+                    if params.quote and quotes is not None:
+                        self._quoting.want(request, item.question, quotes)
+                    yield request
             if opened is not None:
                 opened.has_more = False
                 self._close_if_done(opened)
@@ -166,6 +174,16 @@ class _Run:
         place = self.place
         with suppress(ObjectMissing):  # an erased text: its items end elsewhere
             return Lookup(place.engine.prompter.prefix_ids(get_text(place.store, row.tenant, row.document_id)))
+        return None
+
+    def _quotes(self, row: SnapshotRow) -> QuoteIndex | None:
+        place = self.place
+        try:
+            return place.engine.prompter.quotes(get_text(place.store, row.tenant, row.document_id))
+        except ConstraintRefused as exc:
+            logger.warning("no quotes", extra={"reason": exc.reason})
+        except ObjectMissing:  # an erased text: its items end elsewhere
+            pass
         return None
 
     def _rows(self) -> Iterator[SnapshotRow]:
@@ -237,13 +255,16 @@ class _Run:
     def _take(self, result: DecodeResult) -> None:
         opened = self._holder(result.key)
         opened.prefix.prove()
-        self._commit(opened, result)
+        answered = self._quoting.take(result)
+        if answered is None:
+            return
+        self._commit(opened, answered)
         opened.items.remove(result.key)
         self._close_if_done(opened)
 
-    def _commit(self, opened: _Open, result: DecodeResult) -> None:
+    def _commit(self, opened: _Open, answered: Answered) -> None:
         """Writes one finished answer; dropped in silence where the item has meanwhile passed to another worker."""
-        owner = opened.owner
+        owner, (result, quote_prompt, quote) = opened.owner, answered
 
         def commit(session: Session) -> None:
             now = utc_now()
@@ -265,6 +286,10 @@ class _Run:
                     logprobs=None
                     if result.logprobs is None
                     else _logprobs(self.place.engine.prompter, result.logprobs),
+                    quote_prompt=quote_prompt,
+                    quote=quote.text if quote else None,
+                    quote_start=quote.start if quote else None,
+                    quote_stop=quote.stop if quote else None,
                 )
                 answer_item(session, result.key, owner=owner, answer=answer, now=now)
 
