@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 
 from pipeline.commands import installation, jobs, playbooks, reports, snapshots
+from pipeline.commands.evaluate import evaluate
 from pipeline.commands.run import run
 from pipeline.commands.submit import submit
 from pipeline.commands.worker import worker
@@ -105,6 +106,7 @@ for command in (
     reports.report,
     reports.compare,
     worker,
+    evaluate,
     installation.doctor,
     snapshots.sweep,
     snapshots.forget,

@@ -12,6 +12,7 @@
     │   └── ParseLimitExceeded
     ├── OcrNotInstalled
     ├── QuestionFileError
+    ├── EvaluationFileError
     ├── UnknownFormat            no report has this file's ending
     ├── AmbiguousDocument        several documents were submitted under this name
     └── LocalServerError         a server of this machine cannot run
@@ -159,6 +160,15 @@ class QuestionFileError(PipelineError):
         self.reason = reason
         self.place = f"{path}, {unit} {line}" if line else str(path)
         self.others: tuple[QuestionFileError, ...] = ()  # what else is wrong in the file
+
+
+class EvaluationFileError(PipelineError):
+    """{path}: {reason}; name a JSON file of ContractNLI, or one like it."""
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__()
+        self.path = path
+        self.reason = reason
 
 
 class UnknownFormat(PipelineError):

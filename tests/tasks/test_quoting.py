@@ -79,7 +79,9 @@ def test_where_memory_runs_out_under_a_quote_every_answer_still_comes(
 
 def test_a_quote_that_does_not_fit_leaves_the_answer(place: Workplace, submit_texts: Submit) -> None:
     text = TEXT
-    own = len(place.engine.prompter.prefix_ids("")) + len(place.engine.prompter.question_ids("What does article 0 say?"))
+    own = len(place.engine.prompter.prefix_ids("")) + len(
+        place.engine.prompter.question_ids("What does article 0 say?")
+    )
     while len(text) + own + 40 < place.engine.context_len:
         text += "x"
     submitted = submit_texts(place, text, questions=1, quote=True)
