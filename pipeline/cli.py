@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 
 from pipeline.commands import installation, jobs, playbooks, reports, snapshots
+from pipeline.commands.batch import import_questions, run_batch
 from pipeline.commands.evaluate import evaluate
 from pipeline.commands.run import run
 from pipeline.commands.submit import submit
@@ -97,6 +98,8 @@ def prepare(
 cli.command(name="version")(installation.show_version)
 for command in (
     run,
+    run_batch,
+    import_questions,
     submit,
     jobs.status,
     jobs.jobs,

@@ -13,6 +13,7 @@
     ├── OcrNotInstalled
     ├── QuestionFileError
     ├── EvaluationFileError
+    ├── BatchFileError
     ├── UnknownFormat            no report has this file's ending
     ├── AmbiguousDocument        several documents were submitted under this name
     └── LocalServerError         a server of this machine cannot run
@@ -164,6 +165,15 @@ class QuestionFileError(PipelineError):
 
 class EvaluationFileError(PipelineError):
     """{path}: {reason}; name a JSON file of ContractNLI, or one like it."""
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__()
+        self.path = path
+        self.reason = reason
+
+
+class BatchFileError(PipelineError):
+    """{path}: {reason}; see the README on batch files."""
 
     def __init__(self, path: Path, reason: str) -> None:
         super().__init__()

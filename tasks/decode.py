@@ -211,7 +211,7 @@ class _Run:
         place, owner = self.place, self.place.new_owner()
         with ExitStack() as stack:
             stack.enter_context(place.heartbeat.holding(owner))
-            if not stack.enter_context(_leased(place, row.snapshot_id, owner)):
+            if not stack.enter_context(leased(place, row.snapshot_id, owner)):
                 self.lost.append(row)
                 return None
             try:
@@ -339,7 +339,7 @@ class _Run:
 
 
 @contextmanager
-def _leased(place: Workplace, snapshot_id: int, owner: str) -> Iterator[bool]:
+def leased(place: Workplace, snapshot_id: int, owner: str) -> Iterator[bool]:
     """Keeps the snapshot from the sweep inside the block. False: it is not ready any more."""
     with place.database.writing() as session:
         is_ready = take_lease(
