@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from pipeline.commands import installation, jobs, playbooks, reports, snapshots
+from pipeline.commands import installation, jobs, nightly, operations, playbooks, reports, snapshots
 from pipeline.commands.batch import import_questions, run_batch
 from pipeline.commands.evaluate import evaluate
+from pipeline.commands.prefill import prefill
 from pipeline.commands.run import run
 from pipeline.commands.submit import submit
 from pipeline.commands.worker import worker
@@ -36,6 +37,10 @@ def main() -> None:
         ArchiveRefused,
         DocumentUnknown,
         JobMissing,
+        KeyTaken,
+        RetryRefused,
+        ScheduleMissing,
+        ScheduleTaken,
         SettingsError,
         SnapshotInUse,
         SnapshotMissing,
@@ -43,7 +48,18 @@ def main() -> None:
     )
     from tasks.errors import TaskError
 
-    asked_wrong = (JobMissing, DocumentUnknown, SnapshotMissing, SnapshotInUse, ArchiveRefused, SettingsError)
+    asked_wrong = (
+        JobMissing,
+        KeyTaken,
+        RetryRefused,
+        ScheduleMissing,
+        ScheduleTaken,
+        DocumentUnknown,
+        SnapshotMissing,
+        SnapshotInUse,
+        ArchiveRefused,
+        SettingsError,
+    )
     try:
         cli()
     except (StorageError, KernelError, TaskError, LocalServerError) as exc:
@@ -101,20 +117,28 @@ for command in (
     run_batch,
     import_questions,
     submit,
+    prefill,
     jobs.status,
     jobs.jobs,
     jobs.watch,
     jobs.answers,
     jobs.cancel,
+    jobs.retry,
     reports.report,
     reports.compare,
     worker,
     evaluate,
+    nightly.beat,
+    operations.up,
+    operations.down,
+    operations.flower,
+    operations.exporter,
     installation.doctor,
     snapshots.sweep,
     snapshots.forget,
 ):
     cli.command()(command)
 cli.add_typer(installation.database, name="db")
+cli.add_typer(nightly.nightly, name="nightly")
 cli.add_typer(playbooks.playbook, name="playbook")
 cli.add_typer(snapshots.snapshots, name="snapshots")

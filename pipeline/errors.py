@@ -14,11 +14,16 @@
     ├── QuestionFileError
     ├── EvaluationFileError
     ├── BatchFileError
+    ├── TimeUnclear              a time or duration that cannot be read
+    ├── ScheduleError            a schedule cannot be made or run
     ├── UnknownFormat            no report has this file's ending
     ├── AmbiguousDocument        several documents were submitted under this name
     └── LocalServerError         a server of this machine cannot run
         ├── ServerNotInstalled
-        └── ServerDidNotStart
+        ├── ServerDidNotStart
+        ├── AlreadyUp            another `platemaker up` uses the folder
+        ├── NotUp                nothing of it runs
+        └── ProgramRefused       a program of the stack says that it cannot run
 
 All are permanent: the same file fails the same way until a person changes it or raises a limit, the same server
 until its package or its log was seen to. A class's docstring is its message, filled in from the error's attributes.
@@ -190,6 +195,22 @@ class UnknownFormat(PipelineError):
         self.endings = ", ".join(endings)
 
 
+class TimeUnclear(PipelineError):
+    """{text} is no time; write 90m, 6h, 2d, or 2026-12-01T06:00+08:00."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.text = text
+
+
+class ScheduleError(PipelineError):
+    """{reason}."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__()
+        self.reason = reason
+
+
 class AmbiguousDocument(PipelineError):
     """{name} is the name of {count} documents; say which by its id: {ids}."""
 
@@ -223,3 +244,25 @@ class ServerDidNotStart(LocalServerError):
 
     def __str__(self) -> str:
         return "\n".join([super().__str__(), *self.tail])
+
+
+class AlreadyUp(LocalServerError):
+    """Platemaker is up already (process {pid}). `platemaker up --print-env` prints its settings,
+    `platemaker down` stops it."""
+
+    def __init__(self, pid: int) -> None:
+        super().__init__()
+        self.pid = pid
+
+
+class NotUp(LocalServerError):
+    """Platemaker is not up: start it with `platemaker up`."""
+
+
+class ProgramRefused(LocalServerError):
+    """{name} does not start: {reason}"""
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__()
+        self.name = name
+        self.reason = reason

@@ -19,8 +19,9 @@ from pipeline.screen import counting, follow, stage
 from pipeline.settings import PipelineSettings
 from pipeline.submit import named_sources, submit
 from storage.database import utc_now
+from storage.endings import cancel_job
 from storage.errors import OUTAGES
-from storage.jobs import cancel_job
+from storage.jobs import JobTimes
 from storage.objects import check_store
 from storage.settings import StorageSettings
 from tasks.app import configure
@@ -47,6 +48,8 @@ def run_here(
     options: GenerationParams,
     reading: ReadOptions,
     title: str,
+    client_key: str | None,
+    times: JobTimes,
     out: Path,
     console: Console,
 ) -> Finished:
@@ -77,6 +80,8 @@ def run_here(
                 options=options,
                 reading=reading,
                 title=title,
+                client_key=client_key,
+                times=times,
                 on_read=tick,
             )
         for note in made.notes:

@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
 from storage.database import Database
-from storage.jobs import JobStatus, job_progress, job_status
-from storage.jobs import Progress as JobProgress
+from storage.progress import JobStatus, job_progress, job_status
+from storage.progress import Progress as JobProgress
 
 POLL_S = 0.2
 

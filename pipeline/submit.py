@@ -12,7 +12,7 @@ from pipeline.questions import Question
 from pipeline.settings import PipelineSettings
 from storage.database import Database, utc_now
 from storage.documents import put_text
-from storage.jobs import NewQuestion, NewSource, create_job
+from storage.jobs import ANY_TIME, JobTimes, NewQuestion, NewSource, create_job
 from storage.objects import ObjectStore, open_bucket
 from storage.settings import StorageSettings
 
@@ -60,12 +60,19 @@ def submit(
     options: GenerationParams,
     reading: ReadOptions = AS_USUAL,
     title: str = "",
+    client_key: str | None = None,
+    times: JobTimes = ANY_TIME,
+    reuse_answers: bool = False,
+    only_prefill: bool = False,
     on_read: Callable[[int], None] = lambda _index: None,
 ) -> Submission:
     """Reads the files (each in a child process), stores their texts and writes the job.
 
     A file or question that cannot be used becomes a row with its error and stops no other. `on_read(index)` is
-    called after each file.
+    called after each file. The options after the title are those of `create_job`.
+
+    Raises:
+        KeyTaken: `client_key` was used for other content.
     """
     sources: list[NewSource] = []
     notes: list[str] = []
@@ -96,6 +103,10 @@ def submit(
             sources=sources,
             questions=[_new_question(question, options) for question in questions],
             now=utc_now(),
+            client_key=client_key,
+            times=times,
+            reuse_answers=reuse_answers,
+            only_prefill=only_prefill,
         )
     return Submission(
         job_id=job_id,

@@ -16,6 +16,10 @@ StorageError
 │   ├── SnapshotCorrupt       what was loaded is not what was stored
 │   └── ArchiveRefused        a file that `snapshots import` does not take
 ├── JobMissing                no such job of this tenant
+├── KeyTaken                  a client's key stands for a job with other content
+├── RetryRefused              a cancelled job is not tried again
+├── ScheduleMissing           no such schedule of this tenant
+├── ScheduleTaken             there is a schedule of this name
 ├── DocumentUnknown           no such document of this tenant
 ├── SchemaError               database schema missing or old
 ├── SettingsError             the settings file cannot be used
@@ -157,6 +161,41 @@ class JobMissing(StorageError):
     def __init__(self, job_id: str) -> None:
         self.job_id = job_id
         super().__init__(f"There is no job {job_id}. `platemaker jobs` lists yours.")
+
+
+class KeyTaken(StorageError):
+    """The key stands for another job."""
+
+    def __init__(self, client_key: str, job_id: str) -> None:
+        self.client_key = client_key
+        self.job_id = job_id
+        super().__init__(
+            f"The key {client_key} stands for job {job_id}, which has other files or questions. Give another --key."
+        )
+
+
+class RetryRefused(StorageError):
+    """The job was cancelled."""
+
+    def __init__(self, job_id: str) -> None:
+        self.job_id = job_id
+        super().__init__(f"Job {job_id} was cancelled and is not tried again. Submit its files anew.")
+
+
+class ScheduleMissing(StorageError):
+    """There is no such schedule."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        super().__init__(f"There is no schedule {name}. `platemaker nightly list` lists yours.")
+
+
+class ScheduleTaken(StorageError):
+    """There is a schedule of this name."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        super().__init__(f"There is a schedule {name} already. Give another name, or remove that one first.")
 
 
 class DocumentUnknown(StorageError):

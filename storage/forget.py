@@ -12,8 +12,8 @@ from sqlalchemy.orm import Session
 
 from storage.database import Database
 from storage.documents import text_key
+from storage.endings import Move, note_moves
 from storage.errors import DocumentUnknown
-from storage.jobs import finish_if_done
 from storage.lineage import Event, note_event
 from storage.manifest import manifest_object_key
 from storage.objects import ObjectStore
@@ -22,6 +22,7 @@ from storage.schema import (
     ChunkRow,
     DocumentRow,
     ItemRow,
+    ItemState,
     JobRow,
     ReadingRow,
     SnapshotChunkRow,
@@ -136,18 +137,20 @@ def _delete_items(session: Session, tenant: str, document_id: str, now: datetime
         .returning(AnswerRow.item_id)
         .execution_options(synchronize_session=False)
     ).all()
-    job_ids = session.scalars(
-        delete(ItemRow).where(*of_document).returning(ItemRow.job_id).execution_options(synchronize_session=False)
+    items = session.execute(
+        delete(ItemRow)
+        .where(*of_document)
+        .returning(ItemRow.job_id, ItemRow.state)
+        .execution_options(synchronize_session=False)
     ).all()
-    for job_id in sorted(set(job_ids)):
-        finish_if_done(session, job_id, now)
+    note_moves(session, [Move(item.job_id, ItemState(item.state), None) for item in items], now)
     jobs = select(JobRow.job_id).where(JobRow.tenant == tenant)
     session.execute(
         delete(ReadingRow)
         .where(ReadingRow.document_id == document_id, ReadingRow.job_id.in_(jobs))
         .execution_options(synchronize_session=False)
     )
-    return len(answers), len(job_ids)
+    return len(answers), len(items)
 
 
 def _take_out_of_use(session: Session, tenant: str, document_id: str) -> Sequence[SnapshotRow]:

@@ -3,16 +3,19 @@
 Every change is a compare-and-set on state and owner, so a worker that was overtaken changes nothing.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, cast
 
-from sqlalchemy import func, or_, select, update
+from sqlalchemy import ColumnElement, Table, bindparam, func, insert, literal_column, not_, or_, select, tuple_, update
 from sqlalchemy.orm import Session
 
-from storage.jobs import finish_if_done
-from storage.schema import SPEC_PARAM, AnswerRow, ItemRow, ItemState, JobRow, QuestionRow
+from storage.endings import Move, end_overdue, end_without_answer, is_over, note_moves, release_held
+from storage.schema import READING, AnswerRow, ItemRow, ItemState, JobRow, QuestionRow
+from storage.waiting import asked_params, is_to_be_asked
+
+ITEMS_PER_DOCUMENT = 50  # as a rule; with more, the others of these documents are found by the next look
 
 
 @dataclass(frozen=True)
@@ -70,8 +73,8 @@ def claim_items(
     now: datetime,
     lease_s: float,
 ) -> list[OpenItem]:
-    """Takes up to `limit` queued items for `owner`, oldest first."""
-    items = _open_items(session, tenant, document_id, model, limit=limit)
+    """Takes up to `limit` queued items for `owner`, oldest first; none of a job whose time to answer is over."""
+    items = _open_items(session, tenant, document_id, model, limit=limit, now=now)
     if items:
         session.execute(
             update(ItemRow)
@@ -86,7 +89,9 @@ def claim_items(
     return items
 
 
-def _open_items(session: Session, tenant: str, document_id: str, model: str, limit: int | None) -> list[OpenItem]:
+def _open_items(
+    session: Session, tenant: str, document_id: str, model: str, limit: int | None, now: datetime | None = None
+) -> list[OpenItem]:
     query = (
         select(ItemRow.item_id, ItemRow.job_id, QuestionRow.text, QuestionRow.params)
         .join(JobRow, JobRow.job_id == ItemRow.job_id)
@@ -103,62 +108,84 @@ def _open_items(session: Session, tenant: str, document_id: str, model: str, lim
         )
         .order_by(ItemRow.item_id)
     )
+    if now is not None:
+        query = query.where(not_(is_over(now)), is_to_be_asked())
     if limit is not None:
         query = query.limit(limit).with_for_update(of=ItemRow, skip_locked=True)
     rows = session.execute(query).all()
-    return [
-        OpenItem(
-            row.item_id, row.job_id, row.text, {name: row.params[name] for name in row.params if name != SPEC_PARAM}
-        )
-        for row in rows
-    ]
+    return [OpenItem(row.item_id, row.job_id, row.text, asked_params(row.params)) for row in rows]
+
+
+def answer_items(session: Session, answers: dict[int, NewAnswer], *, owner: str, now: datetime) -> set[int]:
+    """Ends items with their answers, by their ids. Returns those that were the owner's; the others stay unchanged."""
+    moment = {"ids": list(answers), "held_by": owner, "at": now}
+    ended = session.execute(_ANSWERED, moment).all()
+    rows = [{"item_id": row.item_id, "created_at": now, **vars(answers[row.item_id])} for row in ended]
+    if rows:
+        session.execute(_ANSWERS, rows)
+    note_moves(session, [Move(row.job_id, ItemState.RUNNING, ItemState.ANSWERED) for row in ended], now)
+    return {row["item_id"] for row in rows}
 
 
 def answer_item(session: Session, item_id: int, *, owner: str, answer: NewAnswer, now: datetime) -> bool:
     """Ends an item with its answer. False: the item is not the owner's any more, and nothing was changed."""
-    job_id = _end(session, item_id, owner, now, state=ItemState.ANSWERED)
-    if job_id is None:
-        return False
-    session.add(AnswerRow(item_id=item_id, created_at=now, **vars(answer)))
-    session.flush()
-    finish_if_done(session, job_id, now)
-    return True
+    return bool(answer_items(session, {item_id: answer}, owner=owner, now=now))
+
+
+# Built once: for every answer anew, that would take longer than running them.
+_ITEMS = cast(Table, ItemRow.__table__)
+_ANSWERED = (
+    update(_ITEMS)
+    .where(
+        _ITEMS.c.item_id.in_(bindparam("ids", expanding=True)),
+        _ITEMS.c.owner == bindparam("held_by"),
+        _ITEMS.c.state == ItemState.RUNNING,
+    )
+    .values(state=ItemState.ANSWERED, finished_at=bindparam("at"), owner=None, lease_until=None)
+    .returning(_ITEMS.c.item_id, _ITEMS.c.job_id)
+)
+_ANSWERS = insert(cast(Table, AnswerRow.__table__))
 
 
 def fail_item(session: Session, item_id: int, *, owner: str | None, code: str, error: str, now: datetime) -> bool:
     """Ends an item with an error. `owner` None ends a queued item. False: nothing was changed."""
-    job_id = _end(session, item_id, owner, now, state=ItemState.FAILED, error_code=code, error=error)
-    if job_id is not None:
-        finish_if_done(session, job_id, now)
-    return job_id is not None
+    return _end(session, item_id, owner, now, state=ItemState.FAILED, error_code=code, error=error) is not None
 
 
 def cancel_item(session: Session, item_id: int, *, owner: str, now: datetime) -> bool:
-    """Ends a running item of a cancelled job. False: nothing was changed."""
-    job_id = _end(session, item_id, owner, now, state=ItemState.CANCELLED)
-    if job_id is not None:
-        finish_if_done(session, job_id, now)
-    return job_id is not None
+    """Ends a running item of a job that was cancelled or whose time is over. False: nothing was changed."""
+    cancelled_at = session.scalar(
+        select(JobRow.cancelled_at).join(ItemRow, ItemRow.job_id == JobRow.job_id).where(ItemRow.item_id == item_id)
+    )
+    return _end(session, item_id, owner, now, state=end_without_answer(cancelled_at)) is not None
 
 
-def _end(session: Session, item_id: int, owner: str | None, now: datetime, **values: Any) -> str | None:
+def _end(
+    session: Session, item_id: int, owner: str | None, now: datetime, *, state: ItemState, **values: Any
+) -> str | None:
     held = ItemRow.state == ItemState.QUEUED if owner is None else ItemRow.owner == owner
-    return session.scalar(
+    job_id = session.scalar(
         update(ItemRow)
         .where(ItemRow.item_id == item_id, held, ItemRow.state.in_((ItemState.QUEUED, ItemState.RUNNING)))
-        .values(finished_at=now, owner=None, lease_until=None, **values)
+        .values(state=state, finished_at=now, owner=None, lease_until=None, **values)
         .returning(ItemRow.job_id)
+        .execution_options(synchronize_session=False)
     )
+    if job_id is not None:
+        note_moves(session, [Move(job_id, ItemState.QUEUED, state)], now)
+    return job_id
 
 
-def release_items(session: Session, owner: str) -> None:
-    """Gives everything the owner still holds back at once, as an orderly stop does; not counted as an attempt.
+def release_items(session: Session, owner: str, item_ids: Collection[int] | None = None) -> None:
+    """Gives everything the owner still holds, or these of it, back at once, as an orderly stop does; not counted as an
+    attempt.
 
-    What belongs to a cancelled job is ended by the next `recover_items`.
+    What belongs to a job that is over is ended by the next `recover_items`.
     """
+    meant = () if item_ids is None else (ItemRow.item_id.in_(item_ids),)
     session.execute(
         update(ItemRow)
-        .where(ItemRow.owner == owner, ItemRow.state == ItemState.RUNNING)
+        .where(ItemRow.owner == owner, ItemRow.state == ItemState.RUNNING, *meant)
         .values(state=ItemState.QUEUED, owner=None, lease_until=None, kicked_at=None, attempts=ItemRow.attempts - 1)
     )
 
@@ -171,80 +198,156 @@ def renew_items(session: Session, owner: str, *, now: datetime, lease_s: float) 
     )
 
 
-def cancelled_items(session: Session, owner: str) -> set[int]:
-    """Items the owner runs although their job was cancelled."""
+def cancelled_items(session: Session, owner: str, now: datetime) -> set[int]:
+    """Items the owner runs although their job was cancelled or its time is over."""
     return set(
         session.scalars(
             select(ItemRow.item_id)
             .join(JobRow, JobRow.job_id == ItemRow.job_id)
-            .where(ItemRow.owner == owner, ItemRow.state == ItemState.RUNNING, JobRow.cancelled_at.is_not(None))
+            .where(ItemRow.owner == owner, ItemRow.state == ItemState.RUNNING, is_over(now))
         )
     )
 
 
 def recover_items(session: Session, *, now: datetime, max_attempts: int) -> int:
-    """Puts back what a dead worker held; ends what has been tried too often or was cancelled. Returns how many."""
+    """Queues what is due and what a dead worker held; ends what has been tried too often, was cancelled or is late.
+    Returns how many."""
     lost = session.execute(
-        select(ItemRow, JobRow.cancelled_at)
+        select(ItemRow, JobRow.cancelled_at, is_over(now))
         .join(JobRow, JobRow.job_id == ItemRow.job_id)
         .where(ItemRow.state == ItemState.RUNNING, ItemRow.lease_until < now)
         .order_by(ItemRow.item_id)
         .with_for_update(of=ItemRow, skip_locked=True)
     ).all()
-    for item, cancelled_at in lost:
+    for item, cancelled_at, over in lost:
         item.owner = item.lease_until = item.kicked_at = None
         item.state = ItemState.QUEUED
-        if cancelled_at is not None:
-            item.state, item.finished_at = ItemState.CANCELLED, now
+        if over:
+            item.state, item.finished_at = end_without_answer(cancelled_at), now
         elif item.attempts >= max_attempts:
             item.state, item.finished_at = ItemState.FAILED, now
             item.error_code = "worker_died"
             item.error = f"The worker died {item.attempts} times on this document; it is set aside."
     session.flush()
-    stranded = _cancel_stranded(session, now)
-    for job_id in dict.fromkeys([*(item.job_id for item, _ in lost), *stranded]):
-        finish_if_done(session, job_id, now)
-    return len(lost) + len(stranded)
+    note_moves(session, [Move(item.job_id, ItemState.RUNNING, item.state) for item, _, _ in lost], now)
+    return len(lost) + end_overdue(session, now) + release_held(session, now)
 
 
-def _cancel_stranded(session: Session, now: datetime) -> Sequence[str]:
-    """Ends what was given back to the queue after, or just while, its job was cancelled; returns their jobs."""
-    cancelled = select(JobRow.job_id).where(JobRow.cancelled_at.is_not(None), JobRow.finished_at.is_(None))
-    return session.scalars(
-        update(ItemRow)
-        .where(ItemRow.state == ItemState.QUEUED, ItemRow.job_id.in_(cancelled))
-        .values(state=ItemState.CANCELLED, finished_at=now)
-        .returning(ItemRow.job_id)
-        .execution_options(synchronize_session=False)
-    ).all()
+def is_wanted(session: Session, *, tenant: str, document_id: str, model: str, now: datetime) -> bool:
+    """Whether a job of this model still waits for the document's snapshot."""
+    found = session.scalar(
+        select(ItemRow.item_id)
+        .join(JobRow, JobRow.job_id == ItemRow.job_id)
+        .where(
+            ItemRow.tenant == tenant,
+            ItemRow.document_id == document_id,
+            ItemRow.state == ItemState.QUEUED,
+            JobRow.model == model,
+            not_(is_over(now)),
+        )
+        .limit(1)
+    )
+    return found is not None
+
+
+def end_readings(session: Session, *, tenant: str, document_id: str, model: str, now: datetime) -> None:
+    """Ends the items that wait for no answer but for the document's snapshot, which is ready."""
+    _end_queued(
+        session, tenant, document_id, model, now, ItemRow.question_position == READING, state=ItemState.ANSWERED
+    )
 
 
 def fail_document_items(
     session: Session, *, tenant: str, document_id: str, model: str, code: str, error: str, now: datetime
 ) -> None:
     """Ends every queued item of a document that cannot be read."""
-    for item in queued_items(session, tenant=tenant, document_id=document_id, model=model):
-        fail_item(session, item.item_id, owner=None, code=code, error=error, now=now)
+    _end_queued(session, tenant, document_id, model, now, state=ItemState.FAILED, error_code=code, error=error)
+
+
+def _end_queued(
+    session: Session,
+    tenant: str,
+    document_id: str,
+    model: str,
+    now: datetime,
+    *conditions: ColumnElement[bool],
+    state: ItemState,
+    **values: Any,
+) -> None:
+    of_model = select(JobRow.job_id).where(
+        JobRow.model == model, JobRow.finished_at.is_(None), JobRow.cancelled_at.is_(None)
+    )
+    job_ids = session.scalars(
+        update(ItemRow)
+        .where(
+            ItemRow.tenant == tenant,
+            ItemRow.document_id == document_id,
+            ItemRow.state == ItemState.QUEUED,
+            ItemRow.job_id.in_(of_model),
+            *conditions,
+        )
+        .values(state=state, finished_at=now, **values)
+        .returning(ItemRow.job_id)
+        .execution_options(synchronize_session=False)
+    ).all()
+    note_moves(session, [Move(job_id, ItemState.QUEUED, state) for job_id in job_ids], now)
 
 
 def take_unkicked(session: Session, *, now: datetime, kicked_before: datetime, limit: int) -> Sequence[WaitingDocument]:
     """Documents with queued items that nothing was sent for since `kicked_before`, those that wait longest first;
     marks them as kicked now."""
     unkicked = or_(ItemRow.kicked_at.is_(None), ItemRow.kicked_at < kicked_before)
-    rows = session.execute(
-        select(ItemRow.tenant, ItemRow.document_id)
-        .where(ItemRow.state == ItemState.QUEUED, unkicked)
-        .group_by(ItemRow.tenant, ItemRow.document_id)
-        .order_by(func.min(ItemRow.item_id))
-        .limit(limit)
-    ).all()
-    taken = []
-    for tenant, document_id in rows:
-        waiting = update(ItemRow).where(
-            ItemRow.tenant == tenant, ItemRow.document_id == document_id, ItemRow.state == ItemState.QUEUED
+    documents = _unkicked_documents(session, kicked_before, limit)
+    # Every worker does this, so another may have taken a document since they were read.
+    taken = _mark_kicked(session, documents, unkicked, now)
+    _mark_kicked(session, taken, or_(ItemRow.kicked_at.is_(None), ItemRow.kicked_at != now), now)
+    return [WaitingDocument(*document) for document in documents if document in taken]
+
+
+def _mark_kicked(
+    session: Session, documents: Collection[tuple[str, str]], condition: ColumnElement[bool], now: datetime
+) -> set[tuple[str, str]]:
+    """Marks those of the documents' queued items that nobody else is changing; returns their documents."""
+    free = (
+        select(ItemRow.item_id)
+        .where(
+            tuple_(ItemRow.tenant, ItemRow.document_id).in_(list(documents)),
+            ItemRow.state == ItemState.QUEUED,
+            condition,
         )
-        # Every worker does this, so another may have taken the document since the rows were read.
-        if session.scalars(waiting.where(unkicked).values(kicked_at=now).returning(ItemRow.item_id)).all():
-            session.execute(waiting.values(kicked_at=now))
-            taken.append(WaitingDocument(tenant, document_id))
-    return taken
+        .with_for_update(skip_locked=True)
+    )
+    marked = session.execute(
+        update(ItemRow)
+        .where(ItemRow.item_id.in_(free))
+        .values(kicked_at=now)
+        .returning(ItemRow.tenant, ItemRow.document_id)
+        .execution_options(synchronize_session=False)
+    )
+    return {(tenant, document_id) for tenant, document_id in marked}
+
+
+def _unkicked_documents(session: Session, kicked_before: datetime, limit: int) -> list[tuple[str, str]]:
+    """Looks at a bounded number of items in the order of an index, so a long queue makes no look longer."""
+    found: dict[tuple[str, str], int] = {}
+    for condition, order in (
+        (ItemRow.kicked_at.is_(None), (ItemRow.item_id,)),
+        (ItemRow.kicked_at < kicked_before, (ItemRow.kicked_at, ItemRow.item_id)),
+    ):
+        window = (
+            select(ItemRow.tenant, ItemRow.document_id, ItemRow.item_id)
+            .where(ItemRow.state == literal_column("'queued'"), condition)  # as the partial index says it
+            .order_by(*order)
+            .limit(limit * ITEMS_PER_DOCUMENT)
+            .subquery()
+        )
+        first = func.min(window.c.item_id)
+        rows = session.execute(
+            select(window.c.tenant, window.c.document_id, first)
+            .group_by(window.c.tenant, window.c.document_id)
+            .order_by(first)
+            .limit(limit)
+        ).all()
+        for tenant, document_id, item_id in rows:
+            found.setdefault((tenant, document_id), item_id)
+    return sorted(found, key=found.__getitem__)[:limit]

@@ -7,13 +7,14 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from storage.jobs import require_job
+from storage.progress import require_job
 from storage.schema import SPEC_PARAM, AnswerRow, ItemRow, QuestionRow, SourceRow
 
 
 @dataclass(frozen=True)
 class ReportRow:
-    """One source × one question, whatever became of it. `state` is an ItemState, or `unreadable`."""
+    """One source × one question, whatever became of it. `state` is an ItemState, or `unreadable`; `carried_from` the
+    item of an earlier job that the answer was first given to."""
 
     source_position: int
     source: str
@@ -34,6 +35,7 @@ class ReportRow:
     first_token_s: float | None
     total_s: float | None
     logprobs: list[dict[str, Any]] | None = None
+    carried_from: int | None = None
     spec: dict[str, Any] = field(default_factory=dict)
     quote_prompt: str | None = None
     quote: str | None = None
@@ -125,6 +127,7 @@ def _source_report(
             answer.quote,
             answer.quote_start,
             answer.quote_stop,
+            answer.carried_from,
         )
         .outerjoin(answer, answer.item_id == ItemRow.item_id)
         .where(ItemRow.job_id == job_id, ItemRow.document_id == source.document_id)
@@ -152,6 +155,7 @@ def _source_report(
             first_token_s=item.first_token_s if item else None,
             total_s=item.total_s if item else None,
             logprobs=item.logprobs if item else None,
+            carried_from=item.carried_from if item else None,
             spec=question.spec,
             quote_prompt=item.quote_prompt if item else None,
             quote=item.quote if item else None,

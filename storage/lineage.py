@@ -19,6 +19,7 @@ class Event(StrEnum):
     EXPIRED = "expired"
     REMOVED = "removed"
     FORGOTTEN = "forgotten"
+    RETRIED = "retried"
 
 
 def note_event(

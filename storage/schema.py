@@ -5,7 +5,7 @@ Every query is bound to a tenant where the table has one. Times are aware UTC in
 
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Any
+from typing import Any, ClassVar
 
 from sqlalchemy import (
     JSON,
@@ -21,6 +21,7 @@ from sqlalchemy import (
     Text,
     UniqueConstraint,
     false,
+    text,
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.types import TypeDecorator
@@ -36,16 +37,30 @@ NAMES = {
 
 
 class ItemState(StrEnum):
-    """Of one document × one question. The last three are final."""
+    """Of one document × one question. The last four are final; a held one becomes queued when its job's time comes."""
 
+    HELD = "held"
     QUEUED = "queued"
     RUNNING = "running"
     ANSWERED = "answered"
     FAILED = "failed"
     CANCELLED = "cancelled"
+    EXPIRED = "expired"
 
 
-OPEN_STATES = (ItemState.QUEUED, ItemState.RUNNING)
+WAITING_STATES = (ItemState.HELD, ItemState.QUEUED)
+OPEN_STATES = (*WAITING_STATES, ItemState.RUNNING)
+
+
+# Where a job counts how its items ended
+COUNTS = {
+    ItemState.ANSWERED: "num_answered",
+    ItemState.FAILED: "num_failed",
+    ItemState.CANCELLED: "num_cancelled",
+    ItemState.EXPIRED: "num_expired",
+}
+READING = -1  # in place of a question's position
+SPEC_PARAM = "answer_spec"  # among a question's params: what reports need, and no worker
 
 
 class SnapshotState(StrEnum):
@@ -57,7 +72,6 @@ class SnapshotState(StrEnum):
     REMOVED = "removed"
 
 
-SPEC_PARAM = "answer_spec"  # among a question's params: what reports need, and no worker
 GONE_STATES = (SnapshotState.EXPIRED, SnapshotState.REMOVED)  # their objects are for the sweep
 
 
@@ -88,9 +102,17 @@ class PlainText(TypeDecorator[str]):
 
 class Base(DeclarativeBase):
     metadata = MetaData(naming_convention=NAMES)
-    type_annotation_map = {datetime: UtcDateTime, dict[str, Any]: JSON, list[int]: JSON, str: String(255)}  # noqa: RUF012 # SQLAlchemy's own name
+    type_annotation_map: ClassVar[dict[Any, Any]] = {
+        datetime: UtcDateTime,
+        dict[str, Any]: JSON,
+        list[int]: JSON,
+        list[str]: JSON,
+        str: String(255),
+    }
 
 
+_UNFINISHED = text("finished_at IS NULL")
+_QUEUED = text("state = 'queued'")
 BigId = BigInteger().with_variant(Integer, "sqlite")  # SQLite numbers only INTEGER keys by itself
 
 
@@ -107,7 +129,12 @@ class DocumentRow(Base):
 
 
 class JobRow(Base):
-    """A set of sources times a set of questions. Whether it has ended is what its items say."""
+    """A set of sources times a set of questions. The counts are of its items: `num_open` and, by how they ended, the
+    others; they change in the transaction that changes the items, and with the last open one the job has finished.
+
+    `client_key` is the submitter's own name for the job, `content_sha256` what was submitted under it. With
+    `reuse_answers`, what was answered before from an equal snapshot is taken over.
+    """
 
     __tablename__ = "jobs"
 
@@ -118,8 +145,26 @@ class JobRow(Base):
     created_at: Mapped[datetime]
     cancelled_at: Mapped[datetime | None]
     finished_at: Mapped[datetime | None]
+    client_key: Mapped[str | None]
+    content_sha256: Mapped[str | None] = mapped_column(String(64))
+    not_before: Mapped[datetime | None]
+    answer_by: Mapped[datetime | None]
+    reuse_answers: Mapped[bool] = mapped_column(default=False, server_default=false())
+    num_open: Mapped[int] = mapped_column(default=0, server_default="0")
+    num_answered: Mapped[int] = mapped_column(default=0, server_default="0")
+    num_failed: Mapped[int] = mapped_column(default=0, server_default="0")
+    num_cancelled: Mapped[int] = mapped_column(default=0, server_default="0")
+    num_expired: Mapped[int] = mapped_column(default=0, server_default="0")
 
-    __table_args__ = (Index(None, "tenant", "created_at"),)
+    @property
+    def num_items(self) -> int:
+        return self.num_open + self.num_answered + self.num_failed + self.num_cancelled + self.num_expired
+
+    __table_args__ = (
+        Index(None, "tenant", "client_key", unique=True),
+        Index(None, "tenant", "created_at"),
+        Index("ix_jobs_unfinished", "answer_by", sqlite_where=_UNFINISHED, postgresql_where=_UNFINISHED),
+    )
 
 
 class SourceRow(Base):
@@ -159,7 +204,10 @@ class QuestionRow(Base):
 
 
 class ItemRow(Base):
-    """One document × one question of a job: the unit of work. Two sources with one text share their items."""
+    """One document × one question of a job: the unit of work. Two sources with one text share their items.
+
+    Where `question_position` is READING, the work is the document's snapshot, made before the questions come.
+    """
 
     __tablename__ = "items"
 
@@ -183,6 +231,8 @@ class ItemRow(Base):
         Index(None, "tenant", "document_id", "state"),
         Index(None, "state", "lease_until"),
         Index(None, "owner"),
+        # So that looking for what nothing was sent for costs the same among a million items that have ended.
+        Index("ix_items_waiting", "kicked_at", "item_id", sqlite_where=_QUEUED, postgresql_where=_QUEUED),
     )
 
 
@@ -190,7 +240,8 @@ class AnswerRow(Base):
     """The answer of an item, with its usage and lineage; written in the transaction that ends the item.
 
     `quote` is document text [quote_start, quote_stop), which the model chose when it was asked by `quote_prompt`; null
-    beside a `quote_prompt`: it named none.
+    beside a `quote_prompt`: it named none. `carried_from` is the item that it was first the answer of, where it was
+    taken over from an earlier job.
     """
 
     __tablename__ = "answers"
@@ -213,6 +264,7 @@ class AnswerRow(Base):
     quote_stop: Mapped[int | None]
     worker: Mapped[str]
     created_at: Mapped[datetime]
+    carried_from: Mapped[int | None] = mapped_column(BigId)
 
 
 class SnapshotRow(Base):
@@ -331,3 +383,89 @@ class TombstoneRow(Base):
     document_id: Mapped[str | None] = mapped_column(String(64))
     at: Mapped[datetime]
     counts: Mapped[dict[str, Any]]
+
+
+class ScheduleRow(Base):
+    """A job that is submitted again and again: files of a folder or bucket, questions of a playbook, at local times.
+
+    `variables` are values for the playbook, `params` say how answers are generated, `reading` how files are read.
+    """
+
+    __tablename__ = "schedules"
+
+    schedule_id: Mapped[int] = mapped_column(BigId, primary_key=True, autoincrement=True)
+    tenant: Mapped[str]
+    name: Mapped[str]
+    source: Mapped[str] = mapped_column(PlainText)
+    questions: Mapped[str] = mapped_column(PlainText)
+    variables: Mapped[dict[str, Any]]
+    params: Mapped[dict[str, Any]]
+    reading: Mapped[dict[str, Any]]
+    model: Mapped[str] = mapped_column(PlainText)
+    at: Mapped[str]
+    prefill_at: Mapped[str | None]
+    time_zone: Mapped[str]
+    answer_by_s: Mapped[float | None]
+    created_at: Mapped[datetime]
+    active_since: Mapped[datetime]
+    paused_at: Mapped[datetime | None]
+
+    __table_args__ = (UniqueConstraint("tenant", "name"),)
+
+
+class ScheduleRunRow(Base):
+    """One occurrence of a schedule. The unique row decides who submits it, and that it is submitted once.
+
+    `occurrence` is the local time it was due, without a zone: one that a change of clocks repeats is one.
+    """
+
+    __tablename__ = "schedule_runs"
+
+    run_id: Mapped[int] = mapped_column(BigId, primary_key=True, autoincrement=True)
+    schedule_id: Mapped[int] = mapped_column(BigId, ForeignKey("schedules.schedule_id", ondelete="CASCADE"))
+    kind: Mapped[str] = mapped_column(String(16))
+    occurrence: Mapped[str] = mapped_column(String(32))
+    due_at: Mapped[datetime]
+    owner: Mapped[str | None]
+    lease_until: Mapped[datetime | None]
+    job_id: Mapped[str | None] = mapped_column(String(32))
+    finished_at: Mapped[datetime | None]
+    documents: Mapped[int] = mapped_column(default=0)
+    new_items: Mapped[int] = mapped_column(default=0)
+    carried_items: Mapped[int] = mapped_column(default=0)
+    expected_finish_at: Mapped[datetime | None]
+    warning: Mapped[str | None] = mapped_column(PlainText)
+    error: Mapped[str | None] = mapped_column(PlainText)
+
+    __table_args__ = (UniqueConstraint("schedule_id", "kind", "occurrence"),)
+
+
+class WorkerRow(Base):
+    """A worker that said it is alive at `seen_at`, by its own clock, which is `clock_ahead_s` ahead of the database's.
+
+    `engine_sha256` stands for everything that must be the same in all workers: model, KV type, codec, prompt.
+    """
+
+    __tablename__ = "workers"
+
+    worker: Mapped[str] = mapped_column(primary_key=True)
+    pool: Mapped[str] = mapped_column(String(16))
+    queues: Mapped[list[str]]
+    version: Mapped[str]
+    model: Mapped[str] = mapped_column(PlainText)
+    engine_sha256: Mapped[str] = mapped_column(String(64))
+    clock_ahead_s: Mapped[float]
+    started_at: Mapped[datetime]
+    seen_at: Mapped[datetime]
+
+
+class PingRow(Base):
+    """A message sent through a queue to see whether it is worked on, and by whom it was answered."""
+
+    __tablename__ = "pings"
+
+    ping_id: Mapped[str] = mapped_column(String(32), primary_key=True)
+    queue: Mapped[str]
+    sent_at: Mapped[datetime] = mapped_column(index=True)
+    worker: Mapped[str | None]
+    answered_at: Mapped[datetime | None]

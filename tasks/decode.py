@@ -36,6 +36,8 @@ from storage.waiting import next_waiting_snapshot
 from tasks.app import app
 from tasks.errors import PromptChanged, WrongModel
 from tasks.loading import DAMAGED, LoadedPrefix, loaded
+from tasks.metrics import note_answer, note_batch
+from tasks.progress import send_progress
 from tasks.quoting import Answered, Quoting
 from tasks.room import refuse_waiting
 from tasks.workplace import Workplace
@@ -48,7 +50,7 @@ FEW_QUESTIONS = 8  # with more at once, guessing ahead in the document does not 
 def decode_snapshot(snapshot_id: int) -> None:
     """Answers every queued question of the snapshot's document. Idempotent: what is answered is not asked again."""
     place = app.require_workplace()
-    place.leave_if_stopping()
+    place.leave_if_draining()
     with place.database.reading() as session:
         row = get_snapshot(session, snapshot_id)
         waiting = queued_items(session, tenant=row.tenant, document_id=row.document_id, model=place.engine.name)
@@ -113,9 +115,11 @@ class _Run:
         self._fitting_batch = place.engine.settings.max_batch
 
     def answer(self) -> None:
-        """
+        """Every answer is written as soon as it is there.
+
         Raises:
             StorageError: the store or the database does not answer.
+            SystemExit: this process has been told to stop; what was under way by then may be answered.
         """
         engine = self.place.engine
 
@@ -129,6 +133,7 @@ class _Run:
                 self._quoting = Quoting(engine.prompter, self._requests())
                 for result in answer_all(new_decoder, self._quoting, self._is_cancelled, max_batch=batch):
                     self._take(result)
+                self.place.leave_if_draining()
                 return
             except (*DAMAGED, PromptChanged):
                 if not self._set_aside_what_is_wrong():
@@ -151,11 +156,16 @@ class _Run:
         prompter = self.place.engine.prompter
         for row in self._rows():
             opened = self._enter(row)
-            while opened is not None and (items := self._claim(opened)):
+            quotes: QuoteIndex | None = None
+            while opened is not None and self.place.may_claim() and (items := self._claim(opened)):
                 opened.items |= {item.item_id for item in items}
                 lookup = self._lookup(row) if len(items) <= FEW_QUESTIONS else None
-                quotes = self._quotes(row) if any(item.params.get("quote") for item in items) else None
-                for item in items:
+                if quotes is None and any(item.params.get("quote") for item in items):
+                    quotes = self._quotes(row)
+                for number, item in enumerate(items):
+                    if not self.place.may_claim():
+                        self._release(opened, items[number:])
+                        break
                     try:
                         params = GenerationParams.checked(**item.params)
                     except ParamsRefused as exc:
@@ -188,12 +198,12 @@ class _Run:
 
     def _rows(self) -> Iterator[SnapshotRow]:
         """Those to be answered, then others that wait, as long as they fit into the memory for snapshots."""
-        while self._todo:
+        while self._todo and self.place.may_claim():
             row = self._todo.pop(0)
             self._seen.add(row.snapshot_id)
             yield row
         place = self.place
-        while len(self._seen) < place.settings.documents_per_task:
+        while len(self._seen) < place.settings.documents_per_task and place.may_claim():
             with place.database.reading() as session:
                 found = next_waiting_snapshot(session, model=place.engine.name, passed_over=self._seen, now=utc_now())
             if found is None:
@@ -243,7 +253,21 @@ class _Run:
                 lease_s=place.settings.lease_s,
             )
 
-        return place.database.retrying(claim)
+        items = place.database.retrying(claim)
+        if items:
+            note_batch(len(items))
+            send_progress(batch=len(items))
+        return items
+
+    def _release(self, opened: _Open, items: list[OpenItem]) -> None:
+        """Gives items back that were not begun."""
+        item_ids = {item.item_id for item in items}
+
+        def release(session: Session) -> None:
+            release_items(session, opened.owner, item_ids)
+
+        self.place.database.retrying(release)
+        opened.items -= item_ids
 
     def _is_cancelled(self, item_id: int) -> bool:
         self.place.leave_if_stopping()
@@ -259,6 +283,12 @@ class _Run:
         if answered is None:
             return
         self._commit(opened, answered)
+        note_answer(
+            finish=answered.result.finish,
+            first_token_s=answered.result.first_token_s,
+            total_s=answered.result.total_s,
+            output_tokens=len(answered.result.token_ids),
+        )
         opened.items.remove(result.key)
         self._close_if_done(opened)
 

@@ -1,5 +1,6 @@
 """The model of this process, loaded when first needed."""
 
+import hashlib
 import threading
 from collections.abc import Collection, Sequence
 from functools import cached_property
@@ -68,6 +69,13 @@ class Engine:
             codec=self.settings.codec,
             layout=LAYOUT,
         )
+
+    @cached_property
+    def sha256(self) -> str:
+        """Equal where snapshots are interchangeable: digest of the fingerprint but for tenant and document, and of the
+        system prompt."""
+        root = self.fingerprint("", "", []).chain_root()
+        return hashlib.sha256(f"{root}\n{self.settings.system_prompt}".encode()).hexdigest()
 
     def chunk_stops(self, num_tokens: int) -> tuple[int, ...]:
         """Where the chunks of a prefix of this many tokens end."""

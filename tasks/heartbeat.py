@@ -68,7 +68,7 @@ class Heartbeat:
             renew_items(session, owner, now=now, lease_s=self._lease_s)
             renew_writing(session, owner, now=now, lease_s=self._lease_s)
             renew_leases(session, owner, now=now, lease_s=self._lease_s)
-            cancelled = cancelled_items(session, owner)
+            cancelled = cancelled_items(session, owner, now)
         with self._lock:
             if owner in self._owners:
                 self._owners[owner] |= cancelled

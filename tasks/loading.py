@@ -1,6 +1,7 @@
 """From a snapshot's row to its KV on the device: memory first, then the store; nothing is used unproved."""
 
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,6 +19,8 @@ from storage.manifest import ChunkEntry, Manifest
 from storage.schema import SnapshotRow
 from storage.snapshots import get_manifest, note_used
 from tasks.errors import PromptChanged
+from tasks.metrics import MEMORY_HITS, MEMORY_QUERIES, note_load
+from tasks.progress import send_progress
 from tasks.residents import ResidentKey
 from tasks.room import fitting_batch
 from tasks.workplace import Workplace
@@ -91,9 +94,13 @@ def loaded(place: Workplace, row: SnapshotRow, ids: list[int] | None = None) -> 
         MemoryExceeded: it does not fit, not even with one question.
     """
     kept = place.residents.get(resident_key(row))
+    MEMORY_QUERIES.inc()
     if kept is not None:
+        MEMORY_HITS.inc()
+        send_progress(document_id=row.document_id, tokens=row.num_tokens, snapshot="in memory")
         yield LoadedPrefix(place, row, kept, None, place.engine.settings.max_batch, ids)
         return
+    send_progress(document_id=row.document_id, tokens=row.num_tokens, snapshot="loaded")
     manifest = get_manifest(place.store, row)
     if manifest.num_tokens != row.num_tokens:
         raise SnapshotCorrupt(row.fingerprint, expected=f"{row.num_tokens} tokens", actual=f"{manifest.num_tokens}")
@@ -109,8 +116,11 @@ def loaded(place: Workplace, row: SnapshotRow, ids: list[int] | None = None) -> 
     prefix = LoadedPrefix(place, row, kv, manifest, max_batch, ids)
 
     def load() -> None:
+        began = time.perf_counter()
         try:
             load_chunks(place.store, manifest.chunks, receiver)
+            size_bytes = sum(entry.size_bytes for entry in manifest.chunks)
+            note_load(manifest.codec, size_bytes, time.perf_counter() - began)
         except BaseException as exc:
             prefix._errors.append(exc)
             receiver.arrivals.fail(exc)

@@ -9,11 +9,12 @@ from kernels.errors import ContextExceeded, KernelError
 from kernels.fidelity import Loss, measure_loss
 from kernels.kv import PrefixKV
 from kernels.prefill import Prefilled, prefill
+from storage.carrying import carry_answers
 from storage.database import utc_now
 from storage.documents import get_text
 from storage.errors import OUTAGES, ObjectMissing, StorageError
 from storage.fingerprint import Fingerprint
-from storage.items import fail_document_items, fail_item, queued_items
+from storage.items import end_readings, fail_document_items, fail_item, is_wanted, queued_items
 from storage.manifest import CodecError, Manifest
 from storage.schema import SnapshotRow, SnapshotState
 from storage.snapshots import (
@@ -28,6 +29,9 @@ from storage.snapshots import (
 )
 from tasks.app import app
 from tasks.chain import ChunkChain
+from tasks.errors import Unwanted
+from tasks.metrics import FALLBACKS, RETRIES, note_prefill, note_snapshot
+from tasks.progress import send_progress
 from tasks.room import require_room_to_read
 from tasks.workplace import Workplace
 
@@ -39,7 +43,7 @@ EXACT = "none"  # what replaces a codec that loses too much
 def prefill_document(tenant: str, document_id: str) -> None:
     """Makes sure the document's snapshot is ready for the items that wait for it, then calls decode. Idempotent."""
     place = app.require_workplace()
-    place.leave_if_stopping()
+    place.leave_if_draining()
     snapshot_id = prepare_snapshot(place, tenant, document_id)
     if snapshot_id is not None:
         app.send_task("platemaker.decode", args=[snapshot_id])
@@ -59,18 +63,35 @@ def snapshot_of(place: Workplace, tenant: str, document_id: str, ids: list[int])
     with place.heartbeat.holding(owner):
         with place.database.writing() as session:
             now = utc_now()
+            of_document = {"tenant": tenant, "document_id": document_id, "model": engine.name}
+            carried = carry_answers(session, **of_document, fingerprint=fingerprint.digest(), now=now)
+            if carried and not is_wanted(session, **of_document, now=now):
+                return None
             row = find_or_create(session, fingerprint, num_tokens=len(ids), now=now)
             if row.state == SnapshotState.READY:
+                note_snapshot(miss=None)
                 note_readings(session, row, model=engine.name, computed_tokens=0, prefill_s=0.0, now=now)
+                end_readings(session, **of_document, now=now)
+                send_progress(document_id=document_id, tokens=len(ids), snapshot="hit")
                 return row.snapshot_id
+            miss = _why(row)
             claim = claim_writing(session, row.snapshot_id, owner=owner, now=now, lease_s=place.settings.lease_s)
         if claim is None:
             return None
+        note_snapshot(miss=miss)
+        if claim.attempt > 1:
+            RETRIES.labels("prefill").inc()
+        send_progress(document_id=document_id, tokens=len(ids), snapshot="miss")
         if claim.attempt > place.settings.max_attempts:
             _give_up(place, row, claim, f"Reading this document failed {claim.attempt - 1} times; it is set aside.")
             return None
         try:
             return _write(place, row, claim, ids, fingerprint)
+        except Unwanted as exc:
+            logger.info("prefill stopped: no job waits for it", extra={"document_id": exc.document_id})
+            with place.database.writing() as session:
+                abandon_writing(session, claim, state=SnapshotState.WRITING, error=None, is_attempt=False)
+            return None
         except KernelError as exc:
             _give_up(place, row, claim, str(exc))
             return None
@@ -88,35 +109,40 @@ def _fitting_prefix(place: Workplace, tenant: str, document_id: str) -> list[int
     No weight is loaded for this, so a document that is too long costs nothing.
     """
     engine = place.engine
+    of_document = {"tenant": tenant, "document_id": document_id, "model": engine.name}
     with place.database.reading() as session:
-        items = queued_items(session, tenant=tenant, document_id=document_id, model=engine.name)
-    if not items:
-        return None
+        items = queued_items(session, **of_document)
+        if not is_wanted(session, **of_document, now=utc_now()):
+            return None
     try:
         text = get_text(place.store, tenant, document_id)
     except ObjectMissing:
         with place.database.writing() as session:
             fail_document_items(
                 session,
-                tenant=tenant,
-                document_id=document_id,
-                model=engine.name,
+                **of_document,
                 code="text_missing",
                 error="The text of this document is not stored any more. Submit its file again.",
                 now=utc_now(),
             )
         return None
     ids = engine.prompter.prefix_ids(text)
+    if len(ids) >= engine.context_len:
+        error = str(ContextExceeded(len(ids) + 1, engine.context_len))
+        with place.database.writing() as session:
+            fail_document_items(session, **of_document, code="too_long", error=error, now=utc_now())
+        return None
     refused = {}
     for item in items:
         needed = len(ids) + len(engine.prompter.question_ids(item.question)) + int(item.params["max_new_tokens"])
         if needed > engine.context_len:
             refused[item.item_id] = str(ContextExceeded(needed, engine.context_len))
-    if refused:
-        with place.database.writing() as session:
-            for item_id, error in refused.items():
-                fail_item(session, item_id, owner=None, code="too_long", error=error, now=utc_now())
-    return ids if len(refused) < len(items) else None
+    if not refused:
+        return ids
+    with place.database.writing() as session:
+        for item_id, error in refused.items():
+            fail_item(session, item_id, owner=None, code="too_long", error=error, now=utc_now())
+        return ids if is_wanted(session, **of_document, now=utc_now()) else None
 
 
 def _write(
@@ -138,6 +164,13 @@ def _write(
             chain.store(pool, kv, start, stop)
             with place.database.writing() as session:
                 note_progress(session, claim, stop)
+                wanted = is_wanted(
+                    session, tenant=row.tenant, document_id=row.document_id, model=engine.name, now=utc_now()
+                )
+            if stop < len(ids):  # else it is as good as done
+                if not wanted:
+                    raise Unwanted(row.document_id)
+                place.leave_if_draining()
 
         done = prefill(engine.model, ids, stops=chain.stops, kv=kv, on_chunk=store_chunk)
         chain.finish()
@@ -148,6 +181,7 @@ def _write(
         loss = measure_loss(engine.model, ids, exact=kv, stored=chain.stored, first=(0, *chain.stops)[-2])
         if loss.logit_rel_error <= engine.settings.codec_max_error:
             return _publish(place, row, claim, done, chain, loss=loss)
+        FALLBACKS.labels("codec_error").inc()
         logger.warning("codec loses too much, storing exactly", extra={"codec": codec, "error": loss.logit_rel_error})
         exact = ChunkChain(place, fingerprint, ids, EXACT, stored=chain.stored)
         exact.load()
@@ -196,7 +230,18 @@ def _publish(
                 prefill_s=done.prefill_s,
                 now=now,
             )
-    return row.snapshot_id if published else None
+            end_readings(session, tenant=row.tenant, document_id=row.document_id, model=place.engine.name, now=now)
+    if not published:
+        return None
+    note_prefill(prefill_s=done.prefill_s, computed_tokens=done.computed_tokens, num_tokens=done.kv.length)
+    return row.snapshot_id
+
+
+def _why(row: SnapshotRow) -> str:
+    """Why a snapshot has to be made, from its row as it was found."""
+    if row.state == SnapshotState.WRITING:
+        return "unfinished" if row.attempts else "new"
+    return str(row.state)
 
 
 def _give_up(place: Workplace, row: SnapshotRow, claim: WriteClaim, reason: str) -> None:

@@ -18,7 +18,8 @@ from storage.snapshots import ready_manifests
 from storage.sweep import prune_copies, sweep
 from tasks.app import PlatemakerApp
 from tasks.errors import BrokerUnavailable
-from tasks.queues import ALL_QUEUES
+from tasks.metrics import PUT_BACK
+from tasks.queue_depth import queue_depths
 from tasks.settings import TaskSettings
 
 if TYPE_CHECKING:
@@ -31,8 +32,9 @@ PRUNE_PAUSE_S = 60.0  # how long copies on this host may outlive a `forget` on a
 PATIENCE_WHILE_BUSY = 20  # leases a document waits before it is sent again although messages are still queued
 
 
-def kick_waiting(app: PlatemakerApp, database: Database, settings: TaskSettings) -> int:
-    """Sends a prefill message for each document with queued items for which none was sent lately; returns how many.
+def kick_waiting(app: PlatemakerApp, database: Database, settings: TaskSettings, *, limit: int = KICKS_AT_ONCE) -> int:
+    """Sends a prefill message for each document with queued items for which none was sent lately, up to `limit`;
+    returns how many.
 
     Raises:
         BrokerUnavailable: nothing could be sent; the rows stay and the next upkeep tries again.
@@ -41,9 +43,7 @@ def kick_waiting(app: PlatemakerApp, database: Database, settings: TaskSettings)
     now = utc_now()
     try:
         with database.writing() as session:
-            documents = take_unkicked(
-                session, now=now, kicked_before=now - timedelta(seconds=patience), limit=KICKS_AT_ONCE
-            )
+            documents = take_unkicked(session, now=now, kicked_before=now - timedelta(seconds=patience), limit=limit)
             for document in documents:
                 app.send_task("platemaker.prefill", args=[document.tenant, document.document_id])
     except OperationalError as exc:
@@ -57,13 +57,7 @@ def queued_messages(app: PlatemakerApp) -> int:
     Raises:
         BrokerUnavailable: the broker does not answer, or refuses the login.
     """
-    with app.connection_for_write() as connection:
-        try:
-            connection.ensure_connection(max_retries=1, interval_start=0)
-            channel = connection.default_channel
-            return sum(channel.queue_declare(queue=name, passive=False).message_count for name in ALL_QUEUES)
-        except (OperationalError, *connection.connection_errors, *connection.channel_errors) as exc:
-            raise BrokerUnavailable from exc
+    return sum(queue_depths(app).values())
 
 
 class Upkeep:
@@ -90,6 +84,7 @@ class Upkeep:
         with self._database.writing() as session:
             recovered = recover_items(session, now=utc_now(), max_attempts=self._settings.max_attempts)
         if recovered:
+            PUT_BACK.inc(recovered)
             logger.warning("items put back", extra={"count": recovered})
         self._drop_residents()
         self._prune_copies()

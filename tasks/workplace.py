@@ -16,6 +16,7 @@ from storage.retention import Lifetimes
 from storage.settings import StorageSettings
 from tasks.engine import Engine
 from tasks.heartbeat import Heartbeat
+from tasks.metrics import OUTAGES, note_transfer
 from tasks.residents import ResidentKey, Residents
 from tasks.settings import TaskSettings
 
@@ -25,7 +26,11 @@ STOP_S = 30.0  # a chunk of a long document on a slow CPU
 
 @dataclass
 class Workplace:
-    """Database, object store, model and heartbeat of one process. Owned by whoever opened it."""
+    """Database, object store, model and heartbeat of one process. Owned by whoever opened it.
+
+    Told to stop, it first drains: nothing is claimed any more, and what is under way goes on. Once `stopping` is set
+    too, whatever is under way is given back.
+    """
 
     database: Database
     store: ObjectStore
@@ -33,6 +38,7 @@ class Workplace:
     settings: TaskSettings
     lifetimes: Lifetimes
     stopping: threading.Event = field(default_factory=threading.Event)
+    draining: threading.Event = field(default_factory=threading.Event)
     heartbeat: Heartbeat = field(init=False)
     residents: Residents = field(init=False)
     proved: set[ResidentKey] = field(init=False, default_factory=set)  # snapshots whose probe held in this process
@@ -48,7 +54,7 @@ class Workplace:
         stopping = threading.Event()
         return cls(
             Database(storage, stopping=stopping),
-            open_store(storage, stopping=stopping),
+            open_store(storage, stopping=stopping, note=note_transfer),
             Engine(kernel),
             task,
             Lifetimes.of(storage),
@@ -68,9 +74,10 @@ class Workplace:
         done stays in the rows, and upkeep sends it again."""
         pause_s = min(self.settings.lease_s, self.settings.upkeep_s * 2**self._outages_in_a_row)
         logger.warning("%s The work is given back and taken up again later.", exc)
+        OUTAGES.labels(type(exc).__name__).inc()
         self.outage = exc
         self._outages_in_a_row += 1
-        self.stopping.wait(random.uniform(0.5, 1.0) * pause_s)
+        self.draining.wait(random.uniform(0.5, 1.0) * pause_s)
 
     def note_work(self) -> None:
         self.outage, self._outages_in_a_row = None, 0
@@ -83,18 +90,48 @@ class Workplace:
         if self.outage is not None:
             raise self.outage
 
-    def leave_if_stopping(self) -> None:
-        """Ends the task under way, between two steps of the model; what it holds is given back on the way out.
+    def may_claim(self) -> bool:
+        """Whether new work may be begun."""
+        return not self.draining.is_set()
+
+    def leave_if_draining(self) -> None:
+        """Ends the task under way where ending it costs nothing; what it holds is given back on the way out.
 
         Raises:
             SystemExit: this process has been told to stop.
         """
+        if self.draining.is_set():
+            raise SystemExit("stopping")
+
+    def leave_if_stopping(self) -> None:
+        """Ends the task under way, between two steps of the model; what it holds is given back on the way out.
+
+        Raises:
+            SystemExit: this process has been told to stop now.
+        """
         if self.stopping.is_set():
             raise SystemExit("stopping")
 
+    def drain(self) -> None:
+        """Claims nothing any more; lets what is under way go on for `soft_stop_s`. Told a second time, ends it now.
+
+        Safe in a signal handler.
+        """
+        if self.draining.is_set() or not self.settings.soft_stop_s:
+            self._end_now()
+            return
+        self.draining.set()
+        timer = threading.Timer(self.settings.soft_stop_s, self._end_now)
+        timer.daemon = True
+        timer.start()
+
+    def _end_now(self) -> None:
+        self.draining.set()
+        self.stopping.set()
+
     def stop(self) -> None:
         """Tells the task under way to leave and waits until it has, or for STOP_S."""
-        self.stopping.set()
+        self._end_now()
         if self.engine.lock.acquire(timeout=STOP_S):
             self.engine.lock.release()
 

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from pipeline.commands.opening import opened
+from pipeline.commands.opening import kick, opened
 from pipeline.commands.options import JobId, Json
 from pipeline.exits import exit_code
 
 if TYPE_CHECKING:
-    from storage.jobs import JobStatus
+    from storage.progress import JobStatus
 
 
 class AnswerFormat(StrEnum):
@@ -24,7 +24,7 @@ class AnswerFormat(StrEnum):
 
 def status(job_id: JobId, json_output: Json = False) -> None:
     """Say how far a job is."""
-    from storage.jobs import job_status
+    from storage.progress import job_status
 
     with opened() as (database, _store, settings), database.reading() as session:
         found = job_status(session, settings.tenant, job_id)
@@ -36,7 +36,7 @@ def status(job_id: JobId, json_output: Json = False) -> None:
 
 def jobs(limit: Annotated[int, typer.Option(min=1, help="How many.")] = 20, json_output: Json = False) -> None:
     """List the newest jobs."""
-    from storage.jobs import list_jobs
+    from storage.progress import list_jobs
 
     with opened() as (database, _store, settings), database.reading() as session:
         found = list_jobs(session, settings.tenant, limit)
@@ -50,7 +50,7 @@ def watch(job_id: JobId, json_output: Json = False) -> None:
     from pipeline.report.summary import summarise
     from pipeline.report.table import print_summary
     from pipeline.screen import follow
-    from storage.jobs import job_status
+    from storage.progress import job_status
 
     console = Console()
     with opened() as (database, store, settings):
@@ -86,11 +86,37 @@ def answers(
 def cancel(job_id: JobId, json_output: Json = False) -> None:
     """End a job. Finished answers are kept; with the workers down it works just as well."""
     from storage.database import utc_now
-    from storage.jobs import cancel_job, job_status
+    from storage.endings import cancel_job
+    from storage.progress import job_status
 
     with opened() as (database, _store, settings):
         with database.writing() as session:
             cancel_job(session, settings.tenant, job_id, utc_now())
+        with database.reading() as session:
+            found = job_status(session, settings.tenant, job_id)
+    typer.echo(json.dumps(status_record(found)) if json_output else status_line(found))
+
+
+def retry(
+    job_id: JobId,
+    expired: Annotated[bool, typer.Option("--expired", help="Also what was not answered in time.")] = False,
+    answer_by: Annotated[
+        str | None, typer.Option(metavar="TIME", help="A new time to answer: a time, or 6h from now. Default: none.")
+    ] = None,
+    json_output: Json = False,
+) -> None:
+    """Queue a job's failed items again; answers, snapshots and what is running stay."""
+    from pipeline.times import parse_when
+    from storage.database import utc_now
+    from storage.endings import retry_job
+    from storage.progress import job_status
+
+    now = utc_now()
+    by = None if answer_by is None else parse_when(answer_by, now)
+    with opened() as (database, _store, settings):
+        with database.writing() as session:
+            retry_job(session, settings.tenant, job_id, expired=expired, answer_by=by, now=now)
+        kick(database)
         with database.reading() as session:
             found = job_status(session, settings.tenant, job_id)
     typer.echo(json.dumps(status_record(found)) if json_output else status_line(found))
@@ -104,7 +130,10 @@ def status_line(job: "JobStatus") -> str:
     counts = ", ".join(f"{count:,} {name.value}" for name, count in sorted(job.items.items()))
     bad = f"; {job.sources_failed} of {job.sources} files unreadable" if job.sources_failed else ""
     title = f" “{job.title}”" if job.title else ""
-    return f"{job.job_id}{title} {state}: {job.done:,} of {job.total:,} done ({counts or 'no items'}){bad}"
+    done = f"{job.done:,} of {job.total:,} done ({counts or 'no items'})"
+    begins = f", begins {job.not_before:%Y-%m-%d %H:%M} UTC" if job.not_before and not job.finished_at else ""
+    ends = f", until {job.answer_by:%Y-%m-%d %H:%M} UTC" if job.answer_by and not job.finished_at else ""
+    return f"{job.job_id}{title} {state}{begins}{ends}: {done}{bad}"
 
 
 def status_record(job: "JobStatus") -> dict[str, object]:
@@ -115,6 +144,8 @@ def status_record(job: "JobStatus") -> dict[str, object]:
         "created_at": job.created_at.isoformat(),
         "finished_at": job.finished_at.isoformat() if job.finished_at else None,
         "cancelled_at": job.cancelled_at.isoformat() if job.cancelled_at else None,
+        "not_before": job.not_before.isoformat() if job.not_before else None,
+        "answer_by": job.answer_by.isoformat() if job.answer_by else None,
         "sources": job.sources,
         "sources_failed": job.sources_failed,
         "questions": job.questions,

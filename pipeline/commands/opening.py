@@ -4,11 +4,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from rich.console import Console
+
 if TYPE_CHECKING:
     from kernels.settings import KernelSettings
     from pipeline.settings import PipelineSettings
     from storage.database import Database
     from storage.objects import ObjectStore
+
+FIRST_KICKS = 20  # enough to begin with; upkeep sends the others, and a person does not wait for it
 
 
 @contextmanager
@@ -28,6 +32,22 @@ def opened() -> "Iterator[tuple[Database, ObjectStore, PipelineSettings]]":
         store.close()
     finally:
         database.close()
+
+
+def kick(database: "Database") -> None:
+    """Sends what waits to the workers now, where there is a broker; without it they find the rows by themselves."""
+    from tasks.app import configure
+    from tasks.errors import BrokerUnavailable
+    from tasks.settings import TaskSettings
+    from tasks.upkeep import kick_waiting
+
+    task = TaskSettings()
+    if task.broker_url is None:
+        return
+    try:
+        kick_waiting(configure(task), database, task, limit=FIRST_KICKS)
+    except BrokerUnavailable as exc:
+        Console(stderr=True).print(f"{exc} The job is safe: workers will find it.", style="yellow", highlight=False)
 
 
 def device_settings(model: str | None = None) -> "KernelSettings":

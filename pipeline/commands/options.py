@@ -13,6 +13,7 @@ from pipeline.documents import Normalise, ReadOptions, Tracked
 if TYPE_CHECKING:
     from kernels.params import GenerationParams
     from pipeline.questions import Question
+    from storage.jobs import JobTimes
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 JobId = Annotated[str, typer.Argument(help="The id that submit printed.", show_default=False)]
@@ -24,8 +25,6 @@ Files = Annotated[
         show_default=False,
     ),
 ]
-
-
 SET_HELP = "Value of a playbook's variable: --set party='the Supplier'. Repeatable."
 
 
@@ -147,6 +146,41 @@ class ReadingOptions(NamedTuple):
 
     def read_options(self) -> ReadOptions:
         return ReadOptions(self.tracked, self.comments, self.normalise, self.ocr)
+
+
+class JobOptions(NamedTuple):
+    """When a job is worked on, and what it is called."""
+
+    title: Title = ""
+    key: Annotated[
+        str | None, typer.Option(help="Your own name for this job: given again with the same content, nothing is made.")
+    ] = None
+    not_before: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Begin then, not before: 2026-12-01T22:00, or 2h from now.")
+    ] = None
+    answer_by: Annotated[
+        str | None, typer.Option(metavar="TIME", help="What is not answered by then, expires: a time, or 6h from now.")
+    ] = None
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what it would take (tokens, time, cost), and queue nothing.")
+    ] = False
+
+    def times(self) -> "JobTimes":
+        """
+        Raises:
+            TimeUnclear: one of them cannot be read.
+            BadParameter: they leave no time.
+        """
+        from pipeline.times import parse_when
+        from storage.database import utc_now
+        from storage.jobs import JobTimes
+
+        now = utc_now()
+        begin = None if self.not_before is None else parse_when(self.not_before, now)
+        end = None if self.answer_by is None else parse_when(self.answer_by, now)
+        if end is not None and end <= max(now, begin or now):
+            raise typer.BadParameter("--answer-by must lie in the future, and behind --not-before.")
+        return JobTimes(not_before=begin, answer_by=end)
 
 
 def taking(*sets: type[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:

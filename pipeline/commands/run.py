@@ -9,33 +9,37 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from pipeline.commands.estimate import tell_estimate
 from pipeline.commands.opening import device_settings
-from pipeline.commands.options import Files, Json, QuestionOptions, ReadingOptions, Title, taking
+from pipeline.commands.options import Files, JobOptions, Json, QuestionOptions, ReadingOptions, taking
 from pipeline.exits import Exit, exit_code
 
 
-@taking(QuestionOptions, ReadingOptions)
+@taking(QuestionOptions, ReadingOptions, JobOptions)
 def run(
     asking: QuestionOptions,
     reading: ReadingOptions,
+    job: JobOptions,
     *,
     files: Files,
     out: Annotated[
         Path, typer.Option(help="A file (.xlsx, .html, .csv, .jsonl, .md), or a folder for the first four.")
     ] = Path("review"),
     model: Annotated[str | None, typer.Option(help="Model folder, .gguf file or hub id.")] = None,
-    title: Title = "",
     json_output: Json = False,
 ) -> None:
     """Answer questions about files here and now: no server, everything in this process."""
-    asked, options, kernel = asking.load(), asking.params(), device_settings(model)
+    asked, options, times, kernel = asking.load(), asking.params(), job.times(), device_settings(model)
+    console = Console(stderr=json_output)
+    if job.dry_run:
+        tell_estimate(kernel, files, asked, reading.read_options(), make_tables=True, json_output=json_output)
+        return
 
     from pipeline.run import run_here  # only now: what is wrong so far is told before torch is loaded
     from pipeline.settings import PipelineSettings
     from storage.settings import StorageSettings
     from tasks.settings import TaskSettings
 
-    console = Console(stderr=json_output)
     finished = run_here(
         storage=StorageSettings(),
         kernel=kernel,
@@ -45,7 +49,9 @@ def run(
         questions=asked,
         options=options,
         reading=reading.read_options(),
-        title=title,
+        title=job.title,
+        client_key=job.key,
+        times=times,
         out=out,
         console=console,
     )

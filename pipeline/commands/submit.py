@@ -1,22 +1,27 @@
 """`submit`: a job for the workers."""
 
 import json
+from typing import TYPE_CHECKING, NoReturn
 
 import typer
 from rich.console import Console
 
-from pipeline.commands.opening import opened
-from pipeline.commands.options import Files, Json, QuestionOptions, ReadingOptions, Title, taking
+from pipeline.commands.estimate import tell_estimate
+from pipeline.commands.opening import kick, opened
+from pipeline.commands.options import Files, JobOptions, Json, QuestionOptions, ReadingOptions, taking
 from pipeline.exits import Exit
 
+if TYPE_CHECKING:
+    from pipeline.submit import Submission
 
-@taking(QuestionOptions, ReadingOptions)
+
+@taking(QuestionOptions, ReadingOptions, JobOptions)
 def submit(
     asking: QuestionOptions,
     reading: ReadingOptions,
+    job: JobOptions,
     *,
     files: Files,
-    title: Title = "",
     json_output: Json = False,
 ) -> None:
     """Hand a job to the workers and print its id."""
@@ -25,19 +30,19 @@ def submit(
     from pipeline.screen import counting
     from pipeline.settings import PipelineSettings
     from storage.settings import StorageSettings
-    from tasks.app import configure
-    from tasks.errors import BrokerUnavailable
     from tasks.settings import TaskSettings
-    from tasks.upkeep import kick_waiting
 
-    asked = asking.load()
+    asked, options, times = asking.load(), asking.params(), job.times()
     task, kernel = TaskSettings(), KernelSettings()
+    if job.dry_run:
+        tell_estimate(kernel, files, asked, reading.read_options(), make_tables=False, json_output=json_output)
+        return
     if task.broker_url is None:
         raise typer.BadParameter("submit needs workers: set PLATEMAKER_BROKER_URL, or use `platemaker run`.")
     submission.refuse_unsupported_model(kernel)
-    errors = Console(stderr=True)
     sources = submission.named_sources(files, PipelineSettings(), StorageSettings())
-    with opened() as (database, store, settings), counting(errors, "Reading files", len(sources)) as tick:
+    screen = Console(stderr=True)
+    with opened() as (database, store, settings), counting(screen, "Reading files", len(sources)) as tick:
         made = submission.submit(
             database,
             store,
@@ -45,15 +50,20 @@ def submit(
             model=kernel.model_name,
             files=sources,
             questions=asked,
-            options=asking.params(),
+            options=options,
             reading=reading.read_options(),
-            title=title,
+            title=job.title,
+            client_key=job.key,
+            times=times,
             on_read=tick,
         )
-        try:
-            kick_waiting(configure(task), database, task)
-        except BrokerUnavailable as exc:
-            errors.print(f"{exc} The job is safe: workers will find it.", style="yellow", highlight=False)
+        kick(database)
+    tell_submission(made, json_output=json_output)
+
+
+def tell_submission(made: "Submission", *, json_output: bool) -> NoReturn:
+    """Says what was submitted and what could not be read, and ends the command."""
+    errors = Console(stderr=True)
     for note in made.notes:
         errors.print(note, style="yellow", highlight=False, markup=False, soft_wrap=True)
     if made.unreadable:

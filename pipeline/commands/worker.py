@@ -12,7 +12,7 @@ def worker(
     pool: Annotated[Pool, typer.Argument(help="Which work it takes.", show_default=False)],
     log_level: Annotated[str, typer.Option(help="DEBUG, INFO, WARNING or ERROR.")] = "INFO",
 ) -> None:
-    """Start a worker of a pool; stop it with Ctrl-C or SIGTERM."""
+    """Start a worker of a pool; Ctrl-C or SIGTERM stops it softly, a second one at once."""
     from tasks.settings import TaskSettings
 
     task = TaskSettings()
@@ -22,6 +22,9 @@ def worker(
     kernel = device_settings()
 
     from pipeline.guard import check_no_other_kernels  # only now: a wrong setting is told before torch is loaded
+    from pipeline.nightly.beat import beating
+    from pipeline.nightly.runs import Nightly
+    from pipeline.settings import PipelineSettings
     from storage.objects import check_store
     from storage.settings import StorageSettings
     from tasks.app import configure
@@ -29,8 +32,11 @@ def worker(
     from tasks.workplace import Workplace
 
     check_no_other_kernels()
-    place = Workplace.open(StorageSettings(), kernel, task)
+    storage = StorageSettings()
+    place = Workplace.open(storage, kernel, task)
     place.database.check_schema()
     check_store(place.store)
     _ = place.engine.model  # a worker whose model is wrong does not start
-    serve(configure(task), place, pool, log_level=log_level)
+    nightly = Nightly(place.database, place.store, PipelineSettings(), storage)
+    with beating(nightly, every_s=task.upkeep_s):
+        serve(configure(task), place, pool, log_level=log_level)

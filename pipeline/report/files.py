@@ -13,8 +13,8 @@ from pipeline.report.summary import Summary, Tally, summary_of
 from pipeline.report.text_sinks import CsvSink, JsonlSink, MarkdownSink, open_text
 from storage.database import Database
 from storage.job_report import job_questions
-from storage.jobs import job_status
 from storage.objects import ObjectStore
+from storage.progress import job_status
 
 
 def write_reports(

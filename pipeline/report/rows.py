@@ -70,6 +70,7 @@ class ReportLine:
             "output_tokens": row.output_tokens,
             "first_token_s": row.first_token_s,
             "total_s": row.total_s,
+            "carried_from": row.carried_from,
         }
 
     def json_record(self) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from pipeline.playbooks.answer_types import AnswerSpec
 from pipeline.report.rows import LineInText
 from pipeline.report.summary import Summary, Tally
 from storage.job_report import ReportQuestion
-from storage.jobs import JobStatus
+from storage.progress import JobStatus
 
 
 @dataclass(frozen=True)

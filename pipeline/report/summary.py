@@ -9,13 +9,13 @@ from typing import Any
 from pipeline.report.cells import CellStatus
 from pipeline.report.rows import ReportLine
 from storage.database import Database
-from storage.jobs import JobStatus, Reading, job_readings, job_status, job_timing
+from storage.progress import JobStatus, Reading, job_readings, job_status, job_timing
 from storage.schema import OPEN_STATES, ItemState
 
 
 @dataclass(frozen=True)
 class Summary:
-    """A job in numbers. `rows` and the six below count report rows: sources × questions.
+    """A job in numbers. `rows` and the seven below count report rows: sources × questions.
 
     `answered` counts those that say that the document does not say, too; `not_found` is how many these are, `doubtful`
     how many lack a quote they need or a value of their type. `tokens_read` is what prefill computed for this job;
@@ -29,6 +29,7 @@ class Summary:
     doubtful: int
     failed: int
     cancelled: int
+    expired: int
     pending: int
     documents: int
     snapshots_found: int
@@ -92,7 +93,7 @@ def summary_of(database: Database, tenant: str, job_id: str, tally: Tally) -> Su
         readings: list[Reading] = job_readings(session, tenant, job_id)
         timing = job_timing(session, job_id)
     states = tally.states
-    answered, cancelled = states[ItemState.ANSWERED], states[ItemState.CANCELLED]
+    answered, cancelled, expired = states[ItemState.ANSWERED], states[ItemState.CANCELLED], states[ItemState.EXPIRED]
     still_open = sum(states[state] for state in OPEN_STATES)
     return Summary(
         job_id=job_id,
@@ -100,8 +101,9 @@ def summary_of(database: Database, tenant: str, job_id: str, tally: Tally) -> Su
         answered=answered,
         not_found=sum(count for (_, cell), count in tally.cells.items() if cell == CellStatus.NOT_FOUND),
         doubtful=tally.doubtful,
-        failed=states.total() - answered - cancelled - still_open,
+        failed=states.total() - answered - cancelled - expired - still_open,
         cancelled=cancelled,
+        expired=expired,
         pending=still_open,
         documents=len(tally.documents),
         snapshots_found=sum(reading.way == "found" for reading in readings),

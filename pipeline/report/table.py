@@ -98,4 +98,6 @@ def _rows(summary: Summary) -> str:
         parts.append(f"{summary.failed:,} with an error")
     if summary.cancelled:
         parts.append(f"{summary.cancelled:,} cancelled")
+    if summary.expired:
+        parts.append(f"{summary.expired:,} not answered in time")
     return ", ".join(parts)

@@ -101,7 +101,8 @@ class MarkdownSink:
     def finish(self, summary: Summary, tally: Tally) -> None:
         self._file.write(
             f"\n{summary.answered:,} of {summary.rows:,} answered, {summary.not_found:,} of them not found; "
-            f"{summary.failed:,} with an error, {summary.pending:,} waiting, {summary.cancelled:,} cancelled.\n"
+            f"{summary.failed:,} with an error, {summary.pending:,} waiting, {summary.cancelled:,} cancelled, "
+            f"{summary.expired:,} not answered in time.\n"
         )
         self._file.flush()
 

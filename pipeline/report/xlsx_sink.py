@@ -41,7 +41,7 @@ _SOFT = look(font_color=_GREY)
 _WIDTHS = {AnswerType.YES_NO: 14, AnswerType.DATE: 14, AnswerType.MONEY: 18, AnswerType.CHOICE: 18}
 _EVIDENCE = (
     ("Document", 34), ("Question", 26), ("Status", 12), ("Answer", 50), ("Value", 22), ("Page", 7), ("Quote", 70),
-    ("Verified", 9), ("To look at", 24),
+    ("Verified", 9), ("To look at", 24), ("Carried over", 12),
 )  # fmt: skip
 
 
@@ -144,6 +144,8 @@ class XlsxSink:
             write(sheet, row, 7, "yes" if cell.verified else "no", _TEXT)
         if cell.doubt:
             write(sheet, row, 8, cell.doubt, _TEXT + _DOUBT)
+        if line.row.carried_from is not None:
+            write(sheet, row, 9, "yes", _TEXT)
 
     def finish(self, summary: Summary, tally: Tally) -> None:
         self._grid.finish(self._columns)
@@ -222,6 +224,7 @@ class _SummarySheet:
                 ("With an error", summary.failed),
                 ("Waiting", summary.pending),
                 ("Cancelled", summary.cancelled),
+                ("Not answered in time", summary.expired),
                 ("To look at: no quote, or no value of the type", summary.doubtful),
             ]
         )

@@ -93,7 +93,9 @@ def test_constrained_answers_are_complete_and_of_their_form(ask: Any) -> None:
 
 def test_a_complete_answer_ends_without_another_step(ask: Any, model: LanguageModel, monkeypatch: Any) -> None:
     honest, steps = LanguageModel.ask_all, []
-    monkeypatch.setattr(LanguageModel, "ask_all", lambda self, *how: (steps.append(1), honest(self, *how))[1])
+    monkeypatch.setattr(
+        LanguageModel, "ask_all", lambda self, *what, **how: (steps.append(1), honest(self, *what, **how))[1]
+    )
 
     (result,) = ask([GenerationParams(choices=("abc",))])
 

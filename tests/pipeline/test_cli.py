@@ -148,7 +148,7 @@ def test_upgrading_twice_is_upgrading_once(platemaker: Run) -> None:
     assert first.stdout == second.stdout and first.stdout.endswith("schema is current\n")
 
 
-@pytest.mark.parametrize("command", ["status", "watch", "answers", "cancel"])
+@pytest.mark.parametrize("command", ["status", "watch", "answers", "cancel", "retry"])
 def test_an_unknown_job_is_one_sentence(command: str, upgraded: Run) -> None:
     ran = upgraded(command, "NOJOB")
 
@@ -195,6 +195,7 @@ SECRETS = {
     "database_url": f"postgresql://me:{SECRET}@127.0.0.1:1/name",
     "s3_access_key_id": SECRET,
     "s3_secret_access_key": SECRET,
+    "flower_auth": f"me:{SECRET}",
 }
 
 
@@ -235,6 +236,29 @@ def test_a_submitted_job_is_seen_and_ended_without_workers(valkey_server: Valkey
     assert watched.returncode == Exit.CANCELLED
     states = [json.loads(line)["status"] for line in answers.stdout.splitlines()]
     assert states == ["error", "error"]
+
+
+def test_one_key_is_one_job_and_other_content_under_it_is_refused(valkey_server: Valkey, upgraded: Run) -> None:
+    ask = ("submit", "contract.txt", "--key", "monday", "--not-before", "1h", "-q")
+    first = upgraded(*ask, "When?", broker_url=valkey_server.url)
+    again = upgraded(*ask, "When?", broker_url=valkey_server.url)
+    other = upgraded(*ask, "Who?", broker_url=valkey_server.url)
+
+    assert first.stdout == again.stdout != ""
+    assert json.loads(upgraded("status", first.stdout.strip(), "--json").stdout)["items"] == {"held": 1}
+    assert other.returncode == Exit.USAGE
+    assert_one_sentence(other)
+
+
+def test_a_schedule_that_is_wrong_or_not_there_is_told(upgraded: Run) -> None:
+    times = ("--at", "0 1 * * *", "--time-zone", "Asia/Shanghai")
+    wrong = upgraded("nightly", "add", "n", "--from", ".", "--questions", "q.txt", "--at", "0 1 * * *")
+    missing = upgraded("nightly", "add", "n", "--from", ".", "--questions", "q.txt", *times)
+    asked = upgraded("nightly", "add", "n", "--from", ".", "-q", "When?", *times)
+    unknown = upgraded("nightly", "run", "n")
+
+    assert [ran.returncode for ran in (wrong, missing, asked, unknown)] == [Exit.USAGE] * 4
+    assert "There is no schedule n." in unknown.stderr
 
 
 def test_a_playbook_is_shown_and_checked_without_a_database(tmp_path: Path, platemaker: Run) -> None:

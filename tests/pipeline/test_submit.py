@@ -6,7 +6,7 @@ from pipeline.questions import Question
 from pipeline.settings import PipelineSettings
 from pipeline.submit import Submission, named_sources, submit
 from storage.database import Database
-from storage.jobs import job_report
+from storage.job_report import job_report
 from storage.objects import open_store
 from storage.settings import StorageSettings
 from tests.pipeline.made_files import LIMITATION, lines, pdf_file, scan, text_file

@@ -45,6 +45,7 @@ def submit(
     model: str = "tiny",
     title: str = "Night",
     now: datetime = NOW,
+    **options: Any,
 ) -> str:
     with database.writing() as session:
         return create_job(
@@ -55,6 +56,7 @@ def submit(
             sources=[source()] if sources is None else sources,
             questions=[question(n) for n in range(questions)] if isinstance(questions, int) else questions,
             now=now,
+            **options,
         )
 
 

@@ -22,6 +22,10 @@ ARGUMENTS = {
     "SnapshotInUse": ((7,), {}),
     "ArchiveRefused": (("night.tar", "it holds no manifest"), {}),
     "JobMissing": (("0123456789ab",), {}),
+    "KeyTaken": (("night-7", "0123456789ab"), {}),
+    "RetryRefused": (("0123456789ab",), {}),
+    "ScheduleMissing": (("nightly",), {}),
+    "ScheduleTaken": (("nightly",), {}),
     "DocumentUnknown": (("d" * 64,), {}),
 }
 

@@ -8,6 +8,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from storage.database import Database
+from storage.endings import cancel_job
 from storage.items import (
     WaitingDocument,
     answer_item,
@@ -22,7 +23,8 @@ from storage.items import (
     renew_items,
     take_unkicked,
 )
-from storage.jobs import cancel_job, job_report, job_status
+from storage.job_report import job_report
+from storage.progress import job_status
 from storage.schema import AnswerRow, ItemRow, ItemState
 from tests.storage.made_rows import DOC, NOW, OTHER_DOC, answer, claim, later, question, race, source, submit
 
@@ -87,7 +89,7 @@ def test_every_item_ends_once_while_workers_die_stop_and_cancel(database: Databa
                 if step % 4 != 3:
                     written += finish(database, item.item_id, owner)
             with database.writing() as session:
-                for item_id in cancelled_items(session, owner):
+                for item_id in cancelled_items(session, owner, NOW):
                     cancel_item(session, item_id, owner=owner, now=NOW)
                 release_items(session, owner)
                 if number == 0 and step == 2:
@@ -171,7 +173,7 @@ def test_who_does_not_hold_an_item_changes_nothing(database: Database, owner: st
     with database.writing() as session:
         release_items(session, owner)
         renew_items(session, owner, now=later(1), lease_s=60)
-        assert cancelled_items(session, owner) == set()
+        assert cancelled_items(session, owner, NOW) == set()
 
     for item, expected in zip(items(database), before, strict=True):
         expected.pop("_sa_instance_state")
@@ -324,11 +326,11 @@ def test_an_owner_is_told_which_of_its_items_were_cancelled(database: Database) 
         cancel_job(session, "acme", cancelled, NOW)
 
     with database.reading() as session:
-        assert cancelled_items(session, "worker-1") == {first.item_id}
-        assert cancelled_items(session, "worker-2") == set()
+        assert cancelled_items(session, "worker-1", NOW) == {first.item_id}
+        assert cancelled_items(session, "worker-2", NOW) == set()
     finish(database, first.item_id)
     with database.reading() as session:
-        assert cancelled_items(session, "worker-1") == set()
+        assert cancelled_items(session, "worker-1", NOW) == set()
 
 
 def test_a_failure_keeps_its_reason(database: Database) -> None:

@@ -15,23 +15,14 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from storage.database import Database
-from storage.documents import add_document, get_text, put_text, require_document
+from storage.documents import add_documents, get_text, put_text, require_document
+from storage.endings import cancel_job
 from storage.errors import DocumentUnknown, JobMissing
 from storage.items import answer_item, cancel_item, fail_item, recover_items
 from storage.job_report import ReportRow, job_report
-from storage.jobs import (
-    NewQuestion,
-    NewSource,
-    Timing,
-    cancel_job,
-    create_job,
-    job_progress,
-    job_readings,
-    job_status,
-    job_timing,
-    list_jobs,
-)
+from storage.jobs import NewQuestion, NewSource, create_job
 from storage.objects import FolderStore
+from storage.progress import Timing, job_progress, job_readings, job_status, job_timing, list_jobs
 from storage.schema import AnswerRow, Base, DocumentRow, ItemRow, ItemState, JobRow, SourceRow
 from storage.snapshots import claim_writing, find_or_create, note_progress, note_readings
 from tests.storage.made_rows import (
@@ -522,8 +513,8 @@ def test_a_document_comes_back_as_it_was_put(database: Database, tmp_path: Path)
         assert get_text(store, "acme", DOC) == awkward
 
     with database.writing() as session:
-        add_document(session, tenant="acme", document_id=DOC, num_chars=5, now=NOW)
-        add_document(session, tenant="acme", document_id=DOC, num_chars=9, now=later(1))
+        add_documents(session, "acme", {DOC: 5}, NOW)
+        add_documents(session, "acme", {DOC: 9}, later(1))
     with database.reading() as session:
         row = require_document(session, "acme", DOC)
     assert (row.num_chars, row.text_key) == (5, f"documents/acme/{DOC}.txt")

@@ -9,14 +9,15 @@ from sqlalchemy import select, update
 
 from storage.database import Database
 from storage.documents import get_text, put_text
+from storage.endings import cancel_job
 from storage.errors import DocumentUnknown, ObjectMissing, SnapshotInUse, SnapshotMissing
 from storage.forget import Forgotten, forget_document, forget_tenant
 from storage.items import answer_item
 from storage.job_report import job_report
-from storage.jobs import cancel_job, job_status
 from storage.leases import live_leases, release_leases, renew_leases, take_lease
 from storage.lineage import snapshot_lineage
 from storage.objects import FolderStore
+from storage.progress import job_status
 from storage.retention import Lifetimes, expire, pin, remove, unpin
 from storage.schema import (
     AnswerRow,

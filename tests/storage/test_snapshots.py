@@ -12,10 +12,10 @@ from sqlalchemy.orm import Session
 from storage.database import Database
 from storage.errors import ObjectMissing, SnapshotCorrupt, SnapshotMissing
 from storage.items import answer_item
-from storage.jobs import Reading, job_readings
 from storage.loading import get_chunks, load_chunks
 from storage.manifest import ChunkEntry, Manifest, describe_chunk, manifest_object_key
 from storage.objects import FolderStore
+from storage.progress import Reading, job_readings
 from storage.schema import ChunkRow, ReadingRow, SnapshotChunkRow, SnapshotRow, SnapshotState
 from storage.settings import StorageSettings
 from storage.snapshots import (

@@ -45,9 +45,10 @@ def place(open_place: Callable[..., Workplace]) -> Workplace:
 
 @pytest.fixture
 def submit_texts(tmp_path: Path) -> Callable[..., Submission]:
-    """Submits texts as files with a number of questions."""
+    """Submits texts as files with a number of questions, and options of the job or of generation."""
 
     def submitter(place: Workplace, *texts: str, questions: int = 3, **options: Any) -> Submission:
+        job = {name: options.pop(name) for name in ("reuse_answers", "only_prefill") if name in options}
         files = []
         for number, text in enumerate(texts):
             path = tmp_path / f"contract-{number}.txt"
@@ -61,6 +62,7 @@ def submit_texts(tmp_path: Path) -> Callable[..., Submission]:
             files=files,
             questions=[Question(f"q{n}", f"Question {n}", f"What does article {n} say?") for n in range(questions)],
             options=GenerationParams(**{"max_new_tokens": 8, **options}),
+            **job,
         )
 
     return submitter

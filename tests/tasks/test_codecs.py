@@ -10,8 +10,8 @@ from kernels.codecs import CODECS
 from kernels.settings import CodecName
 from pipeline.submit import Submission
 from storage.job_report import job_report
-from storage.jobs import job_readings, job_status
 from storage.manifest import Manifest
+from storage.progress import job_readings, job_status
 from storage.schema import ChunkRow, ItemRow, ItemState, SnapshotRow, SnapshotState
 from storage.snapshots import get_manifest, get_snapshot
 from tasks.decode import answer_waiting

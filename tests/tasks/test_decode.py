@@ -11,11 +11,12 @@ from kernels.decode import Decoder
 from kernels.model import Asked, LanguageModel
 from pipeline.submit import Submission
 from storage.database import utc_now
+from storage.endings import cancel_job
 from storage.items import recover_items
 from storage.job_report import job_report
-from storage.jobs import cancel_job, job_status
 from storage.manifest import chunk_object_key, manifest_object_key
 from storage.objects import ObjectStore
+from storage.progress import job_status
 from storage.schema import (
     AnswerRow,
     ChunkRow,
@@ -252,10 +253,10 @@ def test_other_documents_that_wait_are_answered_in_the_same_batch(
     sizes = []
     ask_all = LanguageModel.ask_all
 
-    def watched(self: LanguageModel, documents: Iterable[Asked]) -> Tensor:
+    def watched(self: LanguageModel, documents: Iterable[Asked], **how: bool) -> Tensor:
         asked = list(documents)
         sizes.append(len(asked))
-        return ask_all(self, asked)
+        return ask_all(self, asked, **how)
 
     monkeypatch.setattr(LanguageModel, "ask_all", watched)
 
@@ -303,12 +304,12 @@ def cramped(monkeypatch: pytest.MonkeyPatch, room: int) -> list[int]:
     """The model runs out of memory where more questions than `room` are asked at once; returns how many were."""
     honest, asked = LanguageModel.ask_all, []
 
-    def ask_all(self: LanguageModel, documents: Iterable[Asked]) -> Tensor:
+    def ask_all(self: LanguageModel, documents: Iterable[Asked], **how: bool) -> Tensor:
         documents = list(documents)
         asked.append(sum(len(document.pending) for document in documents))
         if asked[-1] > room:
             raise MemoryError
-        return honest(self, documents)
+        return honest(self, documents, **how)
 
     monkeypatch.setattr(LanguageModel, "ask_all", ask_all)
     return asked

@@ -13,7 +13,7 @@ import tasks.chain
 from kernels.prefill import prefill
 from kernels.settings import KernelSettings
 from storage.documents import get_text
-from storage.jobs import job_readings
+from storage.progress import job_readings
 from storage.schema import ItemRow
 from storage.settings import StorageSettings
 from storage.snapshots import get_manifest

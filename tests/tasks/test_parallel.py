@@ -9,7 +9,7 @@ from sqlalchemy import select
 from kernels.errors import RankLost
 from kernels.parallel import ParallelModel
 from pipeline.submit import Submission
-from storage.jobs import job_report
+from storage.job_report import job_report
 from storage.schema import ChunkRow, ItemRow, ItemState, SnapshotRow
 from storage.snapshots import get_snapshot
 from tasks.decode import answer_waiting

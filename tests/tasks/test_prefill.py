@@ -10,7 +10,7 @@ from kernels.steps import PrefillStep
 from pipeline.submit import Submission
 from storage.documents import text_key
 from storage.job_report import job_report
-from storage.jobs import job_readings, job_status
+from storage.progress import job_readings, job_status
 from storage.schema import ChunkRow, ItemRow, ItemState, SnapshotRow, SnapshotState
 from tasks.prefill import prepare_snapshot
 from tasks.workplace import Workplace

@@ -8,7 +8,7 @@ from sqlalchemy import select
 
 from kernels import memory
 from pipeline.submit import Submission
-from storage.jobs import job_report
+from storage.job_report import job_report
 from storage.schema import ItemRow, ItemState, SnapshotRow
 from storage.snapshots import get_snapshot
 from tasks.decode import answer_waiting
