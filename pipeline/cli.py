@@ -11,6 +11,8 @@ import typer
 from rich.console import Console
 
 from pipeline.commands import installation, jobs, nightly, operations, playbooks, reports, snapshots
+from pipeline.commands.batch import import_questions, run_batch
+from pipeline.commands.evaluate import evaluate
 from pipeline.commands.prefill import prefill
 from pipeline.commands.run import run
 from pipeline.commands.submit import submit
@@ -112,6 +114,8 @@ def prepare(
 cli.command(name="version")(installation.show_version)
 for command in (
     run,
+    run_batch,
+    import_questions,
     submit,
     prefill,
     jobs.status,
@@ -123,6 +127,7 @@ for command in (
     reports.report,
     reports.compare,
     worker,
+    evaluate,
     nightly.beat,
     operations.up,
     operations.down,
