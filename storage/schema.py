@@ -26,7 +26,7 @@ from sqlalchemy import (
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.types import TypeDecorator
 
-SCHEMA_HEAD = "0006"
+SCHEMA_HEAD = "0007"
 
 NAMES = {
     "ix": "ix_%(table_name)s_%(column_0_N_name)s",
