@@ -39,6 +39,7 @@ class DecodeResult:
     first_token_s: float
     total_s: float
     error: KernelError | None = None
+    device_s: float = 0.0  # its share of the steps it took part in: each step's time divided by its rows
 
 
 @dataclass
@@ -50,6 +51,7 @@ class _Running:
     stored: int = 0
     answer: list[int] = field(default_factory=list)
     first_token_s: float = 0.0
+    device_s: float = 0.0
 
 
 @dataclass
@@ -137,6 +139,7 @@ class Decoder:
                     yield self._finish(document, running, "cancelled")
 
     def _step(self) -> Iterator[DecodeResult]:
+        began = time.perf_counter()
         logits = self.model.ask_all(
             Asked(
                 document.prefix,
@@ -150,6 +153,7 @@ class Decoder:
         now = time.perf_counter()
         stepped = [(document, running) for document in self._documents for running in document.running]
         for _, running in stepped:
+            running.device_s += (now - began) / len(stepped)
             running.stored += len(running.pending)  # of all, before one that ends makes room and others move
         for row, (document, running) in enumerate(stepped):
             if not finite[row]:
@@ -198,6 +202,7 @@ class Decoder:
             first_token_s=running.first_token_s,
             total_s=time.perf_counter() - running.started,
             error=error,
+            device_s=running.device_s,
         )
 
 

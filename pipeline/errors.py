@@ -12,6 +12,7 @@
     ├── QuestionFileError
     ├── TimeUnclear              a time or duration that cannot be read
     ├── ScheduleError            a schedule cannot be made or run
+    ├── PlanError                a plan cannot be made of what was given
     ├── AmbiguousDocument        several documents were submitted under this name
     └── LocalServerError         a server of this machine cannot run
         ├── ServerNotInstalled
@@ -157,6 +158,14 @@ class ScheduleError(PipelineError):
     def __init__(self, reason: str) -> None:
         super().__init__()
         self.reason = reason
+
+
+class PlanError(PipelineError):
+    """{reason}."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__()
+        self.reason = reason[:1].upper() + reason[1:]
 
 
 class AmbiguousDocument(PipelineError):

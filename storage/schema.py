@@ -26,7 +26,7 @@ from sqlalchemy import (
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.types import TypeDecorator
 
-SCHEMA_HEAD = "0005"
+SCHEMA_HEAD = "0008"
 
 NAMES = {
     "ix": "ix_%(table_name)s_%(column_0_N_name)s",
@@ -232,7 +232,9 @@ class ItemRow(Base):
 class AnswerRow(Base):
     """The answer of an item, with its usage and lineage; written in the transaction that ends the item.
 
-    `carried_from` is the item that it was first the answer of, where it was taken over from an earlier job.
+    `carried_from` is the item that it was first the answer of, where it was taken over from an earlier job; it then cost
+    nothing. What it cost follows the rules of docs/cost.md: `device_s` of the steps, its share `prefill_s` of the
+    reading, and `load_s` and `load_bytes` of the load that it was the first answer from.
     """
 
     __tablename__ = "answers"
@@ -251,6 +253,10 @@ class AnswerRow(Base):
     worker: Mapped[str]
     created_at: Mapped[datetime]
     carried_from: Mapped[int | None] = mapped_column(BigId)
+    device_s: Mapped[float] = mapped_column(default=0.0, server_default="0")
+    prefill_s: Mapped[float] = mapped_column(default=0.0, server_default="0")
+    load_s: Mapped[float] = mapped_column(default=0.0, server_default="0")
+    load_bytes: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
 
 
 class SnapshotRow(Base):
@@ -317,7 +323,8 @@ class SnapshotChunkRow(Base):
 
 
 class ReadingRow(Base):
-    """How a job came by a document's snapshot: `computed` for it, or `found` ready."""
+    """How a job came by a document's snapshot: `computed` for it, or `found` ready. `num_items` are the job's items of
+    the document, which share `prefill_s`."""
 
     __tablename__ = "readings"
 
@@ -328,6 +335,7 @@ class ReadingRow(Base):
     computed_tokens: Mapped[int]
     reused_tokens: Mapped[int]
     prefill_s: Mapped[float]
+    num_items: Mapped[int] = mapped_column(default=0, server_default="0")
     created_at: Mapped[datetime]
 
 

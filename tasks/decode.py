@@ -210,9 +210,10 @@ class _Run:
 
     def _commit(self, opened: _Open, result: DecodeResult) -> None:
         """Writes one finished answer; dropped in silence where the item has meanwhile passed to another worker."""
-        owner = opened.owner
+        owner, prefix = opened.owner, opened.prefix
+        load = (0.0, 0) if prefix.is_charged else (prefix.load_s, prefix.load_bytes)
 
-        def commit(session: Session) -> None:
+        def commit(session: Session) -> bool:
             now = utc_now()
             if result.error is not None:
                 fail_item(session, result.key, owner=owner, code="decode_failed", error=str(result.error), now=now)
@@ -229,10 +230,15 @@ class _Run:
                     first_token_s=result.first_token_s,
                     total_s=result.total_s,
                     worker=self.place.worker_name,
+                    device_s=result.device_s,
+                    load_s=load[0],
+                    load_bytes=load[1],
                 )
-                answer_item(session, result.key, owner=owner, answer=answer, now=now)
+                return answer_item(session, result.key, owner=owner, answer=answer, now=now)
+            return False
 
-        self.place.database.retrying(commit)
+        if self.place.database.retrying(commit):
+            prefix.is_charged = True
 
     def _close_if_done(self, opened: _Open) -> None:
         if not opened.has_more and not opened.items:

@@ -1,6 +1,7 @@
 """From a snapshot's row to its KV on the device: memory first, then the store; nothing is used unproved."""
 
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -33,6 +34,9 @@ class LoadedPrefix:
     row: SnapshotRow
     kv: PrefixKV
     manifest: Manifest | None
+    load_s: float = 0.0
+    load_bytes: int = 0
+    is_charged: bool = False  # the load was noted with an answer; see docs/cost.md
     _loading: threading.Thread | None = None
     _errors: list[BaseException] = field(default_factory=list)
     _proved: bool = False
@@ -101,8 +105,11 @@ def loaded(place: Workplace, row: SnapshotRow) -> Iterator[LoadedPrefix]:
     prefix = LoadedPrefix(place, row, kv, manifest)
 
     def load() -> None:
+        began = time.perf_counter()
         try:
             load_chunks(place.store, manifest.chunks, receiver)
+            prefix.load_s = time.perf_counter() - began
+            prefix.load_bytes = sum(entry.size_bytes for entry in manifest.chunks)
         except BaseException as exc:
             prefix._errors.append(exc)
             receiver.arrivals.fail(exc)
