@@ -48,11 +48,17 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def context_len(config: dict[str, Any]) -> int:
-    """How many tokens, prompt and answer together, the model takes."""
+    """How many tokens, prompt and answer together, the model takes. Where YaRN (arXiv:2309.00071) stretches the
+    context it was trained on, configs name one or the other as theirs."""
+    lengths = [
+        int(rope["factor"] * rope["original_max_position_embeddings"])
+        for rope in _rope_parts(config)
+        if _rope_kind(rope) == "yarn" and rope.get("factor") and rope.get("original_max_position_embeddings")
+    ]
     for name in ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length"):
         if isinstance(config.get(name), int):
-            return int(config[name])
-    return 2048
+            return max([int(config[name]), *lengths])
+    return max([2048, *lengths])
 
 
 def check_architecture(name: str, config: dict[str, Any]) -> None:
@@ -62,7 +68,7 @@ def check_architecture(name: str, config: dict[str, Any]) -> None:
         ModelUnsupported: with the reason.
     """
     for rope in _rope_parts(config):
-        kind = rope.get("rope_type", rope.get("type", "default"))
+        kind = _rope_kind(rope)
         if kind == "dynamic":
             raise ModelUnsupported(name, "its dynamic NTK RoPE changes stored keys when the text grows")
         if kind == "longrope":
@@ -79,6 +85,10 @@ def check_architecture(name: str, config: dict[str, Any]) -> None:
         raise ModelUnsupported(name, "some of its layers share one KV cache")
     if config.get("is_encoder_decoder"):
         raise ModelUnsupported(name, "it is an encoder-decoder; only decoder models have a KV prefix")
+
+
+def _rope_kind(rope: dict[str, Any]) -> str:
+    return str(rope.get("rope_type", rope.get("type", "default")))
 
 
 def _rope_parts(config: dict[str, Any]) -> list[dict[str, Any]]:

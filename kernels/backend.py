@@ -66,7 +66,7 @@ class AttentionBackend(Protocol):
 def pick_backend(device: torch.device, head_dim: int, dtype: torch.dtype) -> AttentionBackend:
     """What is made for the device, where it runs and passes a comparison with plain torch; else plain torch. What fails
     is said in the log."""
-    made = _made_for(device, dtype)
+    made = made_for(device, dtype)
     if made is None:
         return TorchBackend()
     name, make = made
@@ -99,7 +99,8 @@ def quicken_model(model: nn.Module, device: torch.device) -> None:
     linear.quicken(model, library)
 
 
-def _made_for(device: torch.device, dtype: torch.dtype) -> tuple[str, Callable[[], AttentionBackend]] | None:
+def made_for(device: torch.device, dtype: torch.dtype) -> tuple[str, Callable[[], AttentionBackend]] | None:
+    """What is faster than plain torch there, by name."""
     if device.type in TRITON_DEVICES and dtype in TRITON_DTYPES:
         return "Triton", _triton
     # Where the CPU multiplies bfloat16 by itself, torch does so several times faster than we multiply float32.

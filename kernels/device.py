@@ -32,11 +32,19 @@ def pick_device(wanted: str) -> torch.device:
     found = available_devices()
     kind = found[0] if wanted == "auto" else wanted.partition(":")[0]
     if kind not in found:
-        raise DeviceUnavailable(wanted, found)
+        raise DeviceUnavailable(wanted, found, hint=_why_missing(kind))
     try:
         return torch.device(kind if wanted == "auto" else wanted)
     except RuntimeError as exc:
         raise DeviceUnavailable(wanted, found) from exc
+
+
+def _why_missing(kind: str) -> str:
+    if kind != "musa":
+        return ""
+    if importlib.util.find_spec("torch_musa") is None:
+        return "torch_musa is not installed in this environment. "
+    return "torch_musa is installed, but it sees no card. "
 
 
 def pick_dtype(wanted: str, device: torch.device) -> torch.dtype:

@@ -5,13 +5,26 @@ KernelError
 |   |-- ModelMissing           no such folder, file or hub id
 |   |-- ModelIncomplete        the folder lacks files or weights
 |   |-- ModelUnsupported       its attention or state cannot be split exactly
-|   `-- DeviceUnavailable      the wanted device is not there
+|   |-- AdapterUnusable        it cannot be merged into this model
+|   |-- DeviceUnavailable      the wanted device is not there
+|   `-- CardsConflict          two settings name different cards
 |-- ContextExceeded            prompt and answer do not fit the model's context
+|-- MemoryExceeded             it will not fit into what is free on the device
 |-- NonFiniteLogits            the model's numbers are NaN or infinite
 |-- NonFiniteKV                the same in its KV, where a lossy codec would hide it
+|-- ParamsRefused              how answers shall be generated makes no sense
+|-- ConstraintRefused          the wanted form of an answer cannot be enforced
+|-- ConstraintFailed           an answer could not go on in that form
+|-- BatchTooLarge              the questions under way need more memory than there is
+|-- AnswerTooLarge             one question alone needs more memory than there is
 |-- ChunkMismatch              bytes of a KV chunk or state do not fit this model
 `-- ProbeMismatch              a loaded snapshot does not do what it did where it was made
+
+SystemExit
+`-- RankLost                   a process that holds a part of the model is gone, so this one has to end too
 """
+
+from typing import Any
 
 
 class KernelError(Exception):
@@ -42,14 +55,29 @@ class ModelUnsupported(ModelError):
         self.reason = reason
 
 
+class AdapterUnusable(ModelError):
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(
+            f"The adapter {name!r} cannot be used: {reason}. Set PLATEMAKER_ADAPTER to another, or to none."
+        )
+        self.name = name
+        self.reason = reason
+
+
 class DeviceUnavailable(ModelError):
-    def __init__(self, wanted: str, found: tuple[str, ...]) -> None:
+    def __init__(self, wanted: str, found: tuple[str, ...], *, hint: str = "") -> None:
         super().__init__(
             f"The device {wanted!r} is not available here (found: {', '.join(found)}). "
-            "Set PLATEMAKER_DEVICE to one of these."
+            f"{hint}Set PLATEMAKER_DEVICE, or --device, to one of these."
         )
         self.wanted = wanted
         self.found = found
+
+
+class CardsConflict(ModelError):
+    def __init__(self, what: str) -> None:
+        super().__init__(f"{what}. Set one of them, or both alike.")
+        self.what = what
 
 
 class ContextExceeded(KernelError):
@@ -62,11 +90,66 @@ class ContextExceeded(KernelError):
         self.context_len = context_len
 
 
+class MemoryExceeded(KernelError):
+    def __init__(self, what: str, needed: int, available: int, device: str, advice: str) -> None:
+        super().__init__(
+            f"{what} needs {needed / 1e6:,.0f} MB more memory, and {available / 1e6:,.0f} MB are free on {device}: "
+            f"{(needed - available) / 1e6:,.0f} MB are missing. {advice}, or use a device with more memory."
+        )
+        self.needed = needed
+        self.available = available
+        self.device = device
+
+
 class NonFiniteLogits(KernelError):
     """The model computed NaN or infinite scores for this answer. Try PLATEMAKER_DTYPE=float32."""
 
     def __init__(self) -> None:
         super().__init__(self.__doc__)
+
+
+class ParamsRefused(KernelError):
+    """How answers shall be generated makes no sense."""
+
+
+class ConstraintRefused(KernelError):
+    """`what` is choices, regex or json_schema."""
+
+    def __init__(self, what: str, reason: str) -> None:
+        super().__init__(f"The answer's {what} cannot be used: {reason}.")
+        self.what = what
+        self.reason = reason
+
+
+class ConstraintFailed(KernelError):
+    def __init__(self, num_tokens: int, reason: str) -> None:
+        super().__init__(
+            f"After {num_tokens} tokens the answer could not go on in the wanted form: {reason}. "
+            "Simplify its choices, regex or json_schema."
+        )
+        self.num_tokens = num_tokens
+        self.reason = reason
+
+
+class BatchTooLarge(KernelError):
+    """`requests` are those under way, none of which has ended."""
+
+    def __init__(self, requests: list[Any]) -> None:
+        super().__init__(
+            f"There is not enough memory for {len(requests)} questions at a time. Lower PLATEMAKER_MAX_BATCH."
+        )
+        self.requests = requests
+
+
+class AnswerTooLarge(KernelError):
+    def __init__(self, question_tokens: int, max_new_tokens: int) -> None:
+        super().__init__(
+            f"There is not enough memory for this question alone ({question_tokens:,} tokens, and up to "
+            f"{max_new_tokens:,} of the answer, beside its document). Lower --max-tokens, or use a device with more "
+            "memory."
+        )
+        self.question_tokens = question_tokens
+        self.max_new_tokens = max_new_tokens
 
 
 class NonFiniteKV(KernelError):
@@ -90,3 +173,12 @@ class ProbeMismatch(KernelError):
         )
         self.error = error
         self.tolerance = tolerance
+
+
+class RankLost(SystemExit):
+    def __init__(self, count: int) -> None:
+        super().__init__(
+            f"One of the {count} processes that hold the model together has ended, so this one cannot go on. "
+            "Start the worker again; its log says which one ended."
+        )
+        self.count = count

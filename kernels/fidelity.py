@@ -8,7 +8,7 @@ from torch import Tensor
 from kernels.kv import PrefixKV
 from kernels.model import LanguageModel
 from kernels.prefill import Probe, probe_logits
-from kernels.steps import DecodeStep, ReplayStep
+from kernels.steps import ReplayStep
 
 PIECE = 128  # tokens at once: logits are [tokens, vocab] in fp32
 
@@ -57,6 +57,5 @@ def _ask_again(model: LanguageModel, ids: list[int], kv: PrefixKV, first: int) -
     best = []
     for start in range(0, len(question), PIECE):
         piece = question[start : start + PIECE]
-        step = DecodeStep(kv, suffix, [len(piece)], [start], model.device)
-        best.append(model.forward(step, piece, len(piece)).argmax(-1))
+        best.append(model.ask_each(kv, suffix, piece, start).argmax(-1))
     return torch.cat(best), probe_logits(model, ids[-1], kv)

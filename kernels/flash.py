@@ -73,7 +73,7 @@ def _is_right(device: torch.device, head_dim: int, dtype: torch.dtype) -> bool:
     except (RuntimeError, AttributeError, NotImplementedError) as exc:
         log.warning("prefill does without the device's flash attention: %s", exc)
         return False
-    expected = _plain(q, k, v, scale=scale, window=90, softcap=None)
+    expected = plain_attend(q, k, v, scale=scale, window=90, softcap=None)
     error = max(float((a - b).abs().max()) for a, b in zip(found, expected, strict=True))
     if not error <= TOLERANCE:
         log.warning("prefill does without the device's flash attention: its results are off by %.2g", error)
@@ -97,7 +97,7 @@ def flash_attend(
     """
     if can_flash(q, k, v, window=window, softcap=softcap):
         return _in_two_parts(q, k, v, scale)
-    return otherwise() if otherwise is not None else _plain(q, k, v, scale=scale, window=window, softcap=softcap)
+    return otherwise() if otherwise is not None else plain_attend(q, k, v, scale=scale, window=window, softcap=softcap)
 
 
 def _in_two_parts(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Attended:
@@ -112,7 +112,8 @@ def _in_two_parts(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Attended:
     return Attended(fold(whole.out, kv_heads), fold(whole.lse[..., None], kv_heads)[..., 0])
 
 
-def _plain(q: Tensor, k: Tensor, v: Tensor, *, scale: float, window: int, softcap: float | None) -> Attended:
+def plain_attend(q: Tensor, k: Tensor, v: Tensor, *, scale: float, window: int, softcap: float | None) -> Attended:
+    """The same in plain torch, on any device."""
     kv_heads, keys = k.shape[:2]
     stop = torch.arange(keys - q.shape[1] + 1, keys + 1).repeat_interleave(q.shape[0] // kv_heads)
     blocks = plan_blocks(stop - window, stop, device=q.device)

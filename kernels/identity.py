@@ -9,6 +9,7 @@ from typing import Any
 
 from kernels.architecture import VOLATILE
 from kernels.errors import ModelIncomplete
+from kernels.folder import weight_files
 from kernels.settings import user_cache_dir
 
 TOKENIZER_FILES = (
@@ -27,10 +28,12 @@ TOKENIZER_FILES = (
 
 @dataclass(frozen=True)
 class ModelIdentity:
-    """SHA-256 digests (hex) of a model's parts, plus the type its KV is kept in."""
+    """SHA-256 digests (hex) of a model's parts, plus the type its KV is kept in. `adapter` is empty where there is
+    none."""
 
     weights: str
     config: str
+    adapter: str
     tokenizer: str
     template: str
     kv_dtype: str
@@ -48,20 +51,21 @@ def config_digest(config: dict[str, Any]) -> str:
 
 
 def tokenizer_digest(folder: Path) -> str:
-    found = {name: _file_digest(folder / name) for name in TOKENIZER_FILES if (folder / name).exists()}
+    found = {name: file_digest(folder / name) for name in TOKENIZER_FILES if (folder / name).exists()}
     if not found:
         raise ModelIncomplete(str(folder), "it has no tokenizer files")
     return digest_json(found)
 
 
 def weights_digest(folder: Path) -> str:
-    """Of the content of all weight files, whatever the folder is called.
+    """Of the content of the weight files, whatever the folder is called.
 
     Each file's digest is remembered in the user's cache under its path, size and time of change.
+
+    Raises:
+        ModelIncomplete: a file is missing or cut off.
     """
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        raise ModelIncomplete(str(folder), "it has no .safetensors file")
+    files = weight_files(folder)
     memory = user_cache_dir() / "digests.json"
     known = _read_memory(memory)
     digests = {}
@@ -69,13 +73,14 @@ def weights_digest(folder: Path) -> str:
         stat = path.stat()
         key = f"{path.resolve()}:{stat.st_size}:{stat.st_mtime_ns}"
         if key not in known:
-            known[key] = _file_digest(path)
+            known[key] = file_digest(path)
             _write_memory(memory, known)
         digests[path.name] = known[key]
     return digest_json(digests)
 
 
-def _file_digest(path: Path) -> str:
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file's bytes."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

@@ -1,22 +1,27 @@
 """A causal language model of transformers with our attention, ready for prefill and decode."""
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import groupby
+from itertools import accumulate, groupby
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
-from transformers.utils.logging import disable_progress_bar
+from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
+from kernels.adapter import adapter_digest, merge_adapter
 from kernels.architecture import check_architecture, context_len, read_config
 from kernels.backend import quicken_model
 from kernels.device import pick_device, pick_dtype, set_threads
+from kernels.drafting import StepTimes
 from kernels.errors import ChunkMismatch, ModelIncomplete, ModelMissing, ModelUnsupported
+from kernels.folder import weight_files
 from kernels.gguf import convert_gguf
 from kernels.identity import ModelIdentity, config_digest, digest_json, tokenizer_digest, weights_digest
 from kernels.kv import PrefixKV, SuffixKV, to_index
@@ -50,11 +55,17 @@ class LanguageModel:
     device: torch.device
     dtype: torch.dtype
     context_len: int
+    step_times: StepTimes = field(default_factory=StepTimes)
 
     @cached_property
     def layout(self) -> KVLayout:
         """What each layer keeps; learnt from one short run when first needed."""
         return survey(self.hf, self.device, self.context_len)
+
+    @property
+    def parts(self) -> tuple["LanguageModel", ...]:
+        """What of it takes memory for itself."""
+        return (self,)
 
     @property
     def windows(self) -> dict[int, int]:
@@ -94,8 +105,9 @@ class LanguageModel:
         """
         return self.ask_all([Asked(prefix, suffix, pending, lengths)])
 
-    def ask_all(self, documents: Iterable[Asked]) -> Tensor:
+    def ask_all(self, documents: Iterable[Asked], *, every: bool = False) -> Tensor:
         """The same over several documents in one pass; the logits are in the order of documents and their slots.
+        `every`: of all pending tokens, not only of each slot's last; not for models with recurrent layers.
 
         Raises:
             ChunkMismatch: as `ask`.
@@ -110,9 +122,10 @@ class LanguageModel:
             for each in asked
         ]
         pending = [tokens for each in asked for tokens in each.pending]
-        last = torch.tensor([len(tokens) for tokens in pending]).cumsum(0) - 1
         step = steps[0] if len(steps) == 1 else JoinedStep(steps)
-        return self.forward(step, _joined(pending), to_index(last.tolist(), self.device))
+        ids = _joined(pending)
+        last = range(len(ids)) if every else (end - 1 for end in accumulate(map(len, pending)))
+        return self.forward(step, ids, to_index(list(last), self.device))
 
     def _ask_in_rows(self, asked: Asked) -> Tensor:
         """A row of its own for each slot, those of one length together."""
@@ -124,6 +137,10 @@ class LanguageModel:
             logits.append(self.forward(step, _joined(asked.pending[first:stop]), 1))
             first = stop
         return torch.cat(logits)
+
+    def ask_each(self, prefix: PrefixKV, suffix: SuffixKV, ids: list[int], start: int) -> Tensor:
+        """Runs tokens of slot 0, of which `start` are stored; returns the logits [tokens, vocab] after each."""
+        return self.forward(DecodeStep(prefix, suffix, [len(ids)], [start], self.device), ids, len(ids))
 
     def check_prefix(self, prefix: PrefixKV) -> None:
         """
@@ -171,44 +188,79 @@ def model_identity(folder: Path, prompter: Prompter, settings: KernelSettings) -
     return ModelIdentity(
         weights=weights_digest(folder),
         config=config_digest(read_config(folder)),
+        adapter="" if settings.adapter is None else adapter_digest(settings.adapter),
         tokenizer=tokenizer_digest(folder),
         template=prompter.template_digest(),
         kv_dtype=str(dtype).removeprefix("torch."),
     )
 
 
-def load_model(folder: Path, settings: KernelSettings) -> LanguageModel:
+def load_model(folder: Path, settings: KernelSettings, *, ranks: int = 1) -> LanguageModel:
     """Loads the weights and proves on a short random text that splitting them is exact.
+
+    Weights that are stored in the compute dtype stay in the file's own pages, mapped privately. With several `ranks`,
+    each process of the group calls this at the same time and gets its part of the weights.
 
     Raises:
         ModelError: a subclass with the reason.
     """
     disable_progress_bar()  # the screen is the pipeline's, and logs are no place for bars
+    set_verbosity_error()  # its reports of missing weights take many lines; ours is one sentence
     set_threads(settings.threads)
     config = read_config(folder)
     check_architecture(folder.name, config)
+    weight_files(folder)
     device = pick_device(settings.device)
     dtype = pick_dtype(settings.dtype, device)
+    parallel = {"distributed_config": {"tp_size": ranks}} if ranks > 1 else {}
     try:
         loaded: tuple[Any, dict[str, Any]] = AutoModelForCausalLM.from_pretrained(
-            str(folder), dtype=dtype, local_files_only=True, output_loading_info=True
+            str(folder),
+            dtype=dtype,
+            local_files_only=True,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+            **parallel,
         )
-    except (OSError, ValueError, RuntimeError) as exc:
+    except (OSError, ValueError, RuntimeError, SafetensorError) as exc:
         raise ModelIncomplete(str(folder), f"transformers cannot load it ({str(exc).splitlines()[0]})") from exc
     hf, info = loaded
-    if info["missing_keys"]:
-        missing = sorted(info["missing_keys"])
-        raise ModelIncomplete(str(folder), f"{len(missing)} weights are missing, {missing[0]!r} among them")
-    model = prepare_model(hf, device, context_len(config))
+    check_weights(folder, hf, info)
+    if settings.adapter is not None:
+        hf = merge_adapter(hf, settings.adapter)
+    model = prepare_model(hf, device, context_len(config), quicken=ranks == 1)
     check_split(folder.name, model)
     return model
 
 
-def prepare_model(hf: PreTrainedModel, device: torch.device, context: int) -> LanguageModel:
+def check_weights(folder: Path, hf: PreTrainedModel, info: dict[str, Any]) -> None:
+    """
+    Raises:
+        ModelIncomplete: config.json describes other weights than those in the files.
+    """
+    if info["mismatched_keys"]:
+        name, found, wanted = sorted(info["mismatched_keys"])[0]
+        raise ModelIncomplete(
+            str(folder), f"{name} is {tuple(found)} in its files and {tuple(wanted)} by its config.json"
+        )
+    if info["missing_keys"]:
+        missing = sorted(info["missing_keys"])
+        raise ModelIncomplete(str(folder), f"{len(missing)} weights are missing, {missing[0]!r} among them")
+    own = {re.sub(r"\d+", "*", name) for name, _ in hf.named_parameters()}
+    more = sorted(name for name in info["unexpected_keys"] if re.sub(r"\d+", "*", name) in own)
+    if more:
+        raise ModelIncomplete(
+            str(folder),
+            f"its files hold {len(more)} weights of layers that config.json leaves out, {more[0]!r} among them",
+        )
+
+
+def prepare_model(hf: PreTrainedModel, device: torch.device, context: int, *, quicken: bool = True) -> LanguageModel:
     """Puts our attention into a transformers model."""
     hf = hf.to(device).eval()
     hf.set_attn_implementation(ATTENTION_NAME)
-    quicken_model(hf, device)
+    if quicken:
+        quicken_model(hf, device)
     return LanguageModel(hf, device, next(hf.parameters()).dtype, context)
 
 

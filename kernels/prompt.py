@@ -18,11 +18,17 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
+from kernels.architecture import read_config
+from kernels.constraint import Grammars
 from kernels.errors import ModelIncomplete
 from kernels.identity import digest_json
 
 PROMPT_VERSION = "prompt-1"
 ACKNOWLEDGEMENT = "I have read the document. What is your question?"
+NO_TEMPLATE = (
+    "its tokenizer has no chat template (chat_template.jinja, or an entry of tokenizer_config.json); for a base model, "
+    "set PLATEMAKER_PLAIN_PROMPT=true"
+)
 _DOCUMENT = "\u2045document\u2046"
 _QUESTION = "\u2045question\u2046"
 
@@ -38,13 +44,20 @@ class PromptParts:
 
 
 class Prompter:
-    """Tokenizer and template of one model."""
+    """Tokenizer and template of one model. `plain`: without a chat template, questions are asked in plain text.
 
-    def __init__(self, folder: Path, system_prompt: str) -> None:
+    Raises:
+        ModelIncomplete: the tokenizer, its template or its place in the model is missing or does not fit.
+    """
+
+    def __init__(self, folder: Path, system_prompt: str, *, plain: bool = False) -> None:
         try:
             self.tokenizer: Any = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
         except (OSError, ValueError, KeyError) as exc:
             raise ModelIncomplete(str(folder), "its tokenizer cannot be loaded") from exc
+        if not plain and not self.tokenizer.chat_template:
+            raise ModelIncomplete(str(folder), NO_TEMPLATE)
+        self._check_vocabulary(folder)
         self.system_prompt = system_prompt
         self.parts = self._render_parts()
         self.stop_ids = self._stop_ids(folder)
@@ -62,6 +75,11 @@ class Prompter:
         """How many tokens precede the document: the same ones for every document."""
         return len(self.prefix_ids("")) - len(self._literal(self.parts.middle))
 
+    @cached_property
+    def grammars(self) -> Grammars:
+        """What constrained answers are held to; made for the first of them."""
+        return Grammars(self.tokenizer, self.stop_ids)
+
     def question_ids(self, question: str) -> list[int]:
         """Tokens of the question part; never empty."""
         return self._literal(self.parts.turn) + self._plain(question) + self._literal(self.parts.tail)
@@ -74,6 +92,19 @@ class Prompter:
         """Of the text around document and question, as rendered for this model."""
         parts = self.parts
         return digest_json([PROMPT_VERSION, parts.head, parts.middle, parts.turn, parts.tail])
+
+    def _check_vocabulary(self, folder: Path) -> None:
+        """The ids of all tokens but padding, which is never read, need a row in the model's embedding."""
+        rows = read_config(folder).get("vocab_size")
+        vocabulary = dict(self.tokenizer.get_vocab())
+        vocabulary.pop(self.tokenizer.pad_token, None)
+        largest = max(vocabulary.values(), default=0)
+        if isinstance(rows, int) and largest >= rows:
+            raise ModelIncomplete(
+                str(folder),
+                f"its tokenizer has tokens up to number {largest:,}, and its config.json knows {rows:,} (vocab_size); "
+                "the tokenizer files are another model's",
+            )
 
     def _literal(self, text: str) -> list[int]:
         return list(self.tokenizer.encode(text, add_special_tokens=False)) if text else []

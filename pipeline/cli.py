@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from pipeline.commands import installation, jobs, nightly, snapshots
+from pipeline.commands import installation, jobs, nightly, operations, playbooks, reports, snapshots
 from pipeline.commands.prefill import prefill
 from pipeline.commands.run import run
 from pipeline.commands.submit import submit
@@ -120,8 +120,14 @@ for command in (
     jobs.answers,
     jobs.cancel,
     jobs.retry,
+    reports.report,
+    reports.compare,
     worker,
     nightly.beat,
+    operations.up,
+    operations.down,
+    operations.flower,
+    operations.exporter,
     installation.doctor,
     snapshots.sweep,
     snapshots.forget,
@@ -129,4 +135,5 @@ for command in (
     cli.command()(command)
 cli.add_typer(installation.database, name="db")
 cli.add_typer(nightly.nightly, name="nightly")
+cli.add_typer(playbooks.playbook, name="playbook")
 cli.add_typer(snapshots.snapshots, name="snapshots")

@@ -1,13 +1,13 @@
 """What a job would take, said before anything is stored or queued."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from kernels.settings import KernelSettings
 from pipeline.counting import token_counter
-from pipeline.documents import Document, read_documents
+from pipeline.documents import AS_USUAL, Document, ReadOptions, Source, read_documents
 from pipeline.questions import Question
 from pipeline.settings import PipelineSettings
 from pipeline.words import duration
@@ -62,8 +62,9 @@ def estimate(
     *,
     settings: PipelineSettings,
     kernel: KernelSettings,
-    files: list[Path],
+    files: Sequence[Path | Source],
     questions: list[Question],
+    reading: ReadOptions = AS_USUAL,
     on_read: Callable[[int], None] = lambda _index: None,
 ) -> Estimate:
     """Reads the files and counts; writes nothing."""
@@ -71,7 +72,8 @@ def estimate(
     tokens: dict[str, int] = {}
     unreadable = 0
     fixed = counter.count(kernel.system_prompt)
-    for index, outcome in read_documents(files, limits=settings.parse_limits, workers=settings.parse_workers):
+    outcomes = read_documents(files, limits=settings.parse_limits, workers=settings.parse_workers, options=reading)
+    for index, outcome in outcomes:
         if not isinstance(outcome, Document):
             unreadable += 1
         elif outcome.document_id not in tokens:

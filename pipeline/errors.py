@@ -3,20 +3,26 @@
     PipelineError
     ├── DocumentError            one document cannot be read; the others go on
     │   ├── MissingFile
+    │   ├── EmptyFolder
     │   ├── EmptyDocument
     │   ├── UnsupportedType
     │   ├── EncryptedDocument
     │   ├── NoTextLayer
     │   ├── UnreadableDocument
     │   └── ParseLimitExceeded
+    ├── OcrNotInstalled
     ├── QuestionFileError
     ├── TimeUnclear              a time or duration that cannot be read
     ├── ScheduleError            a schedule cannot be made or run
     ├── PlanError                a plan cannot be made of what was given
+    ├── UnknownFormat            no report has this file's ending
     ├── AmbiguousDocument        several documents were submitted under this name
     └── LocalServerError         a server of this machine cannot run
         ├── ServerNotInstalled
-        └── ServerDidNotStart
+        ├── ServerDidNotStart
+        ├── AlreadyUp            another `platemaker up` uses the folder
+        ├── NotUp                nothing of it runs
+        └── ProgramRefused       a program of the stack says that it cannot run
 
 All are permanent: the same file fails the same way until a person changes it or raises a limit, the same server
 until its package or its log was seen to. A class's docstring is its message, filled in from the error's attributes.
@@ -24,10 +30,10 @@ Messages name files, never their contents.
 """
 
 from collections.abc import Callable
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, ClassVar
 
-READABLE_TYPES = "PDF (.pdf), Word (.docx) or text (.txt, .text, .md)"
+READABLE_TYPES = "PDF (.pdf), Word (.docx), HTML, e-mail (.eml) or text (.txt, .md)"
 
 
 class PipelineError(Exception):
@@ -45,9 +51,14 @@ class DocumentError(PipelineError):
 
     code: ClassVar[str] = "document_error"
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: PurePath) -> None:
         super().__init__()
         self.path = path
+
+    def __str__(self) -> str:
+        message = super().__str__()
+        # A path has no double slash, the name of an object in a bucket has.
+        return message.replace("s3:/", "s3://", 1) if str(self.path).startswith("s3:/") else message
 
     @property
     def details(self) -> dict[str, Any]:
@@ -61,6 +72,12 @@ class MissingFile(DocumentError):
     code = "missing_file"
 
 
+class EmptyFolder(DocumentError):
+    """{path} holds no files; check the name and the folder."""
+
+    code = "empty_folder"
+
+
 class EmptyDocument(DocumentError):
     """{path.name} holds no text; check that it is the right file."""
 
@@ -72,7 +89,7 @@ class UnsupportedType(DocumentError):
 
     code = "unsupported_type"
 
-    def __init__(self, path: Path, *, found: str, save_as: str = READABLE_TYPES) -> None:
+    def __init__(self, path: PurePath, *, found: str, save_as: str = READABLE_TYPES) -> None:
         super().__init__(path)
         self.found = found
         self.save_as = save_as
@@ -86,11 +103,11 @@ class EncryptedDocument(DocumentError):
 
 class NoTextLayer(DocumentError):
     """{path.name} looks scanned: {num_pages_without_text} of its {num_pages} pages have no text;
-    run OCR over it first, then submit the result."""
+    run OCR over it first and submit the result, or submit it again with --ocr."""
 
     code = "no_text_layer"
 
-    def __init__(self, path: Path, *, num_pages_without_text: int, num_pages: int) -> None:
+    def __init__(self, path: PurePath, *, num_pages_without_text: int, num_pages: int) -> None:
         super().__init__(path)
         self.num_pages_without_text = num_pages_without_text
         self.num_pages = num_pages
@@ -101,7 +118,7 @@ class UnreadableDocument(DocumentError):
 
     code = "unreadable_document"
 
-    def __init__(self, path: Path, *, reason: str) -> None:
+    def __init__(self, path: PurePath, *, reason: str) -> None:
         super().__init__(path)
         self.reason = reason
 
@@ -112,7 +129,7 @@ class ParseLimitExceeded(DocumentError):
 
     code = "parse_limit_exceeded"
 
-    def __init__(self, path: Path, *, resource: str, limit: float, unit: str) -> None:
+    def __init__(self, path: PurePath, *, resource: str, limit: float, unit: str) -> None:
         super().__init__(path)
         self.resource = resource
         self.limit = limit
@@ -123,6 +140,7 @@ DOCUMENT_ERRORS: dict[str, Callable[..., DocumentError]] = {
     error.code: error
     for error in (
         MissingFile,
+        EmptyFolder,
         EmptyDocument,
         UnsupportedType,
         EncryptedDocument,
@@ -133,15 +151,29 @@ DOCUMENT_ERRORS: dict[str, Callable[..., DocumentError]] = {
 }
 
 
+class OcrNotInstalled(PipelineError):
+    """Recognising scans needs a package that is not installed. Run: pip install 'platemaker[ocr]'"""
+
+
 class QuestionFileError(PipelineError):
     """{place}: {reason}; correct the file and submit it again."""
 
-    def __init__(self, path: Path, *, reason: str, line: int | None = None) -> None:
+    def __init__(self, path: Path, *, reason: str, line: int | None = None, unit: str = "line") -> None:
         super().__init__()
         self.path = path
         self.line = line
         self.reason = reason
-        self.place = f"{path}, line {line}" if line else str(path)
+        self.place = f"{path}, {unit} {line}" if line else str(path)
+        self.others: tuple[QuestionFileError, ...] = ()  # what else is wrong in the file
+
+
+class UnknownFormat(PipelineError):
+    """{path.name} has none of the endings of reports; use {endings}."""
+
+    def __init__(self, path: Path, endings: list[str]) -> None:
+        super().__init__()
+        self.path = path
+        self.endings = ", ".join(endings)
 
 
 class TimeUnclear(PipelineError):
@@ -201,3 +233,25 @@ class ServerDidNotStart(LocalServerError):
 
     def __str__(self) -> str:
         return "\n".join([super().__str__(), *self.tail])
+
+
+class AlreadyUp(LocalServerError):
+    """Platemaker is up already (process {pid}). `platemaker up --print-env` prints its settings,
+    `platemaker down` stops it."""
+
+    def __init__(self, pid: int) -> None:
+        super().__init__()
+        self.pid = pid
+
+
+class NotUp(LocalServerError):
+    """Platemaker is not up: start it with `platemaker up`."""
+
+
+class ProgramRefused(LocalServerError):
+    """{name} does not start: {reason}"""
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__()
+        self.name = name
+        self.reason = reason

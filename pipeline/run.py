@@ -7,15 +7,17 @@ from rich.console import Console
 
 from kernels.params import GenerationParams
 from kernels.settings import KernelSettings
+from pipeline.documents import ReadOptions
 from pipeline.guard import check_no_other_kernels
 from pipeline.questions import Question
-from pipeline.report.files import write_files
-from pipeline.report.rows import report_lines
-from pipeline.report.summary import Summary, summarise
-from pipeline.report.table import print_summary, print_table
+from pipeline.report.files import write_reports
+from pipeline.report.formats import out_files
+from pipeline.report.rows import ReportLine
+from pipeline.report.summary import Summary
+from pipeline.report.table import first_lines, print_summary, print_table
 from pipeline.screen import counting, follow, stage
 from pipeline.settings import PipelineSettings
-from pipeline.submit import submit
+from pipeline.submit import named_sources, submit
 from storage.database import utc_now
 from storage.endings import cancel_job
 from storage.errors import OUTAGES
@@ -41,9 +43,10 @@ def run_here(
     kernel: KernelSettings,
     task: TaskSettings,
     settings: PipelineSettings,
-    files: list[Path],
+    files: list[str],
     questions: list[Question],
     options: GenerationParams,
+    reading: ReadOptions,
     title: str,
     client_key: str | None,
     times: JobTimes,
@@ -55,28 +58,34 @@ def run_here(
     Stopped from the keyboard, it cancels what is left and reports what is there.
     """
     check_no_other_kernels()
-    out.mkdir(parents=True, exist_ok=True)  # now, and not after a night's work
+    paths = out_files(out)
+    paths[0].parent.mkdir(parents=True, exist_ok=True)  # now, and not after a night's work
     place = Workplace.open(storage, kernel, task)
     place.database.upgrade()
     check_store(place.store)
     with stage(console, f"Preparing the model {kernel.model_name}"):
-        _ = place.engine.prompter  # a missing or unsuitable model ends the run before anything is queued
+        _ = place.engine.identity  # a missing or unsuitable model ends the run before anything is queued
     app = configure(task)
     with embedded(app, place):
-        with counting(console, "Reading files", len(files)) as tick:
+        with stage(console, "Looking for files"):
+            sources = named_sources(files, settings, storage)
+        with counting(console, "Reading files", len(sources)) as tick:
             made = submit(
                 place.database,
                 place.store,
                 settings=settings,
                 model=place.engine.name,
-                files=files,
+                files=sources,
                 questions=questions,
                 options=options,
+                reading=reading,
                 title=title,
                 client_key=client_key,
                 times=times,
                 on_read=tick,
             )
+        for note in made.notes:
+            console.print(note, style="yellow", highlight=False, markup=False, soft_wrap=True)
         interrupted = False
         try:
             kick_waiting(app, place.database, task)
@@ -90,9 +99,10 @@ def run_here(
             place.stop()
             with place.database.writing() as session:
                 cancel_job(session, settings.tenant, made.job_id, utc_now())
-        lines = list(report_lines(place.database, place.store, settings.tenant, made.job_id))
-        summary = summarise(place.database, settings.tenant, made.job_id, lines)
-        written = write_files(lines, out)
-    print_table(console, lines)
-    print_summary(console, summary, written)
+        shown: list[ReportLine] = []
+        summary = write_reports(
+            place.database, place.store, settings.tenant, made.job_id, paths, on_line=first_lines(shown)
+        )
+    print_table(console, shown, rows=summary.rows)
+    print_summary(console, summary, tuple(paths))
     return Finished(summary, interrupted)

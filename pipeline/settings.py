@@ -4,7 +4,7 @@ import os
 import tomllib
 from pathlib import Path
 
-from pydantic import Field
+from pydantic import Field, SecretStr, field_validator
 
 from kernels.settings import KernelSettings
 from pipeline.documents import ParseLimits
@@ -30,6 +30,22 @@ class PipelineSettings(FloorSettings):
     price_per_device_hour: float | None = Field(
         None, ge=0, description="What an hour of a device costs, for --dry-run (any currency). Default: costs unknown."
     )
+
+    flower_auth: SecretStr | None = Field(
+        None, description="Who may open Flower (user:password). Default: a password made and shown at each start."
+    )
+    flower_address: str = Field("127.0.0.1", description="Address that Flower listens on (address).")
+    flower_port: int = Field(5555, ge=1, le=65535, description="Port that Flower listens on (port).")
+    flower_url_prefix: str = Field(
+        "", pattern=r"^[A-Za-z0-9/_-]*$", description="Path under which a proxy shows Flower (path)."
+    )
+
+    @field_validator("flower_auth")
+    @classmethod
+    def _both_parts(cls, value: SecretStr | None) -> SecretStr | None:
+        if value is not None and not all(value.get_secret_value().partition(":")):
+            raise ValueError("must be user:password")
+        return value
 
     @property
     def parse_limits(self) -> ParseLimits:

@@ -1,30 +1,41 @@
 """Submitting a job: files and questions become rows, in one transaction, then the queue is kicked."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from kernels.architecture import check_architecture, read_config
 from kernels.params import GenerationParams
 from kernels.settings import KernelSettings
-from pipeline.documents import Document, read_documents
+from pipeline.documents import AS_USUAL, Document, ReadOptions, Source, find_sources, read_documents
 from pipeline.questions import Question
 from pipeline.settings import PipelineSettings
 from storage.database import Database, utc_now
 from storage.documents import put_text
 from storage.jobs import ANY_TIME, JobTimes, NewQuestion, NewSource, create_job
-from storage.objects import ObjectStore
+from storage.objects import ObjectStore, open_bucket
+from storage.settings import StorageSettings
 
 
 @dataclass(frozen=True)
 class Submission:
-    """What was submitted, in numbers."""
+    """What was submitted, in numbers. `notes` are sentences on what was left out of files that could be read."""
 
     job_id: str
     sources: int
     documents: int
     unreadable: int
     questions: int
+    notes: tuple[str, ...] = ()
+
+
+def named_sources(named: Iterable[str], settings: PipelineSettings, storage: StorageSettings) -> list[Source]:
+    """Every file that is meant; buckets are read with the server and the keys of the store.
+
+    Raises:
+        ObjectStoreError: a bucket cannot be listed.
+    """
+    return find_sources(named, limits=settings.parse_limits, open_bucket=lambda bucket: open_bucket(storage, bucket))
 
 
 def refuse_unsupported_model(settings: KernelSettings) -> None:
@@ -44,10 +55,10 @@ def submit(
     *,
     settings: PipelineSettings,
     model: str,
-    files: list[Path],
+    files: Sequence[Path | Source],
     questions: list[Question],
     options: GenerationParams,
-    names: list[str] | None = None,
+    reading: ReadOptions = AS_USUAL,
     title: str = "",
     client_key: str | None = None,
     times: JobTimes = ANY_TIME,
@@ -58,16 +69,18 @@ def submit(
     """Reads the files (each in a child process), stores their texts and writes the job.
 
     A file or question that cannot be used becomes a row with its error and stops no other. `on_read(index)` is
-    called after each file. `names` are what reports call the files; default: their paths. The other options are those
-    of `create_job`.
+    called after each file. The options after the title are those of `create_job`.
 
     Raises:
         KeyTaken: `client_key` was used for other content.
     """
     sources: list[NewSource] = []
-    for index, outcome in read_documents(files, limits=settings.parse_limits, workers=settings.parse_workers):
-        name = str(files[index]) if names is None else names[index]
+    notes: list[str] = []
+    outcomes = read_documents(files, limits=settings.parse_limits, workers=settings.parse_workers, options=reading)
+    for index, outcome in outcomes:
+        name = str(files[index])
         if isinstance(outcome, Document):
+            notes += [f"{name}: {note}" for note in (*_pages_note(outcome.pages_without_text), *outcome.notes)]
             put_text(store, settings.tenant, outcome.document_id, outcome.text)
             sources.append(
                 NewSource(
@@ -101,13 +114,26 @@ def submit(
         documents=len({source.document_id for source in sources if source.document_id}),
         unreadable=sum(source.error is not None for source in sources),
         questions=len(questions),
+        notes=tuple(notes),
     )
+
+
+def _pages_note(pages: tuple[int, ...]) -> list[str]:
+    if not pages:
+        return []
+    shown = ", ".join(map(str, pages[:20])) + (" …" if len(pages) > 20 else "")
+    return [f"no text on {len(pages)} of its pages (scanned or blank): {shown}. No answer can come from them."]
 
 
 def _new_question(question: Question, options: GenerationParams) -> NewQuestion:
     params = asdict(options)
     params["max_new_tokens"] = question.max_tokens or options.max_new_tokens
+    params["min_new_tokens"] = min(options.min_new_tokens, params["max_new_tokens"])
     params["stop"] = [*options.stop, *question.stop]
+    if question.choices or question.regex is not None or question.json_schema is not None:
+        # Such an answer ends by itself; what the command says of ends is for the other questions.
+        own = {"choices": list(question.choices), "regex": question.regex, "json_schema": question.json_schema}
+        params |= {**own, "stop": [], "stop_token_ids": []}
     return NewQuestion(
         question_id=question.question_id,
         title=question.title,
@@ -115,4 +141,5 @@ def _new_question(question: Question, options: GenerationParams) -> NewQuestion:
         params=params,
         error_code=question.error_code,
         error=question.error,
+        spec=question.spec.record(),
     )

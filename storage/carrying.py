@@ -9,6 +9,7 @@ from sqlalchemy.orm import Session
 
 from storage.endings import Move, is_over, note_moves
 from storage.schema import AnswerRow, ItemRow, ItemState, JobRow, QuestionRow, SnapshotRow
+from storage.waiting import asked_params
 
 
 def carry_answers(
@@ -80,4 +81,4 @@ def _answers(session: Session, tenant: str, document_id: str, fingerprint: str) 
 
 
 def _key(text: str, params: dict[str, Any]) -> str:
-    return json.dumps([text, params], sort_keys=True)
+    return json.dumps([text, asked_params(params)], sort_keys=True)

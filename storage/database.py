@@ -1,6 +1,7 @@
 """One database: its connections, transactions, schema version and migrations."""
 
 import sqlite3
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -9,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from sqlalchemy import Connection, Engine, create_engine, event, inspect, text
+from sqlalchemy import Connection, Dialect, Engine, create_engine, event, inspect, text
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, SQLAlchemyError
 from sqlalchemy.orm import Session
 
@@ -17,6 +18,7 @@ from storage.errors import DatabaseRefused, DatabaseUnavailable, SchemaError, St
 from storage.patience import Patience
 from storage.schema import SCHEMA_HEAD
 from storage.settings import StorageSettings
+from storage.tls import database_address
 
 BUSY_TIMEOUT_S = 30
 ANSWER_TIMEOUT_S = 60  # for connecting and for each statement; a migration of large tables needs some time
@@ -34,6 +36,10 @@ NO_FILE = (
     "PLATEMAKER_DATABASE_URL or PLATEMAKER_DATA_DIR to another."
 )
 NOT_OURS = "The file in PLATEMAKER_DATABASE_URL or PLATEMAKER_DATA_DIR is damaged or no SQLite database. Name another."
+NOT_TRUSTED = (
+    "The certificate of the database cannot be trusted. Set PLATEMAKER_TLS_CA_FILE to its authority's, and name the "
+    "host in PLATEMAKER_DATABASE_URL as the certificate does."
+)
 # By what SQLite says
 REFUSALS = {
     "database or disk is full": FULL,
@@ -67,7 +73,7 @@ class Database:
                 settings.data_dir.mkdir(parents=True, exist_ok=True)
             except OSError as exc:
                 raise DatabaseRefused(NO_FILE) from exc
-        self.engine = _sqlite_engine(url) if url.startswith("sqlite") else _server_engine(url)
+        self.engine = _sqlite_engine(url) if url.startswith("sqlite") else _server_engine(url, settings.tls_ca_file)
 
     @contextmanager
     def reading(self) -> Iterator[Session]:
@@ -192,16 +198,29 @@ def _sqlstate(exc: DBAPIError) -> str:
     return str(details.get("C", "")) if isinstance(details, dict) else ""
 
 
-def _server_engine(url: str) -> Engine:
+def _server_engine(url: str, ca_file: Path | None) -> Engine:
+    address = database_address(url, ca_file)
+    encryption = {} if address.encryption is None else {"ssl_context": address.encryption}
     # Parameters are hidden because errors are logged, and they hold questions and answers.
-    return create_engine(
-        url,
+    engine = create_engine(
+        address.url,
         pool_pre_ping=True,
         pool_size=5,
         max_overflow=10,
-        connect_args={"timeout": ANSWER_TIMEOUT_S},
+        connect_args={"timeout": ANSWER_TIMEOUT_S, **encryption},
         hide_parameters=True,
     )
+
+    @event.listens_for(engine, "do_connect")
+    def _connect(dialect: Dialect, _record: Any, arguments: Any, options: Any) -> Any:
+        try:
+            return dialect.connect(*arguments, **options)
+        except ssl.SSLCertVerificationError as exc:  # the driver translates none of these
+            raise DatabaseRefused(NOT_TRUSTED) from exc
+        except OSError as exc:
+            raise DatabaseUnavailable from exc
+
+    return engine
 
 
 def _use_wal(connection: Any) -> None:

@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 
 from storage.endings import Move, end_overdue, end_without_answer, is_over, note_moves, release_held
 from storage.schema import READING, AnswerRow, ItemRow, ItemState, JobRow, QuestionRow, ReadingRow
-from storage.waiting import is_to_be_asked
+from storage.waiting import asked_params, is_to_be_asked
 
 ITEMS_PER_DOCUMENT = 50  # as a rule; with more, the others of these documents are found by the next look
 
@@ -30,7 +30,10 @@ class OpenItem:
 
 @dataclass(frozen=True)
 class NewAnswer:
-    """An answer with its usage and lineage; see AnswerRow."""
+    """An answer with its usage and lineage; see AnswerRow.
+
+    `logprobs` has an object for each token: `id`, `text`, `logprob`, and `top`, a list of the same for the likeliest.
+    """
 
     text: str
     finish: str
@@ -41,6 +44,7 @@ class NewAnswer:
     first_token_s: float
     total_s: float
     worker: str
+    logprobs: list[dict[str, Any]] | None = None
     device_s: float = 0.0
     load_s: float = 0.0
     load_bytes: int = 0
@@ -107,7 +111,8 @@ def _open_items(
         query = query.where(not_(is_over(now)), is_to_be_asked())
     if limit is not None:
         query = query.limit(limit).with_for_update(of=ItemRow, skip_locked=True)
-    return [OpenItem(*row) for row in session.execute(query).all()]
+    rows = session.execute(query).all()
+    return [OpenItem(row.item_id, row.job_id, row.text, asked_params(row.params)) for row in rows]
 
 
 def answer_items(session: Session, answers: dict[int, NewAnswer], *, owner: str, now: datetime) -> set[int]:
@@ -187,14 +192,16 @@ def _end(
     return job_id
 
 
-def release_items(session: Session, owner: str) -> None:
-    """Gives everything the owner still holds back at once, as an orderly stop does; not counted as an attempt.
+def release_items(session: Session, owner: str, item_ids: Collection[int] | None = None) -> None:
+    """Gives everything the owner still holds, or these of it, back at once, as an orderly stop does; not counted as an
+    attempt.
 
     What belongs to a job that is over is ended by the next `recover_items`.
     """
+    meant = () if item_ids is None else (ItemRow.item_id.in_(item_ids),)
     session.execute(
         update(ItemRow)
-        .where(ItemRow.owner == owner, ItemRow.state == ItemState.RUNNING)
+        .where(ItemRow.owner == owner, ItemRow.state == ItemState.RUNNING, *meant)
         .values(state=ItemState.QUEUED, owner=None, lease_until=None, kicked_at=None, attempts=ItemRow.attempts - 1)
     )
 

@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 from storage.documents import add_documents
 from storage.errors import KeyTaken
 from storage.inserting import insert_new
-from storage.schema import READING, ItemRow, ItemState, JobRow, QuestionRow, SourceRow
+from storage.schema import READING, SPEC_PARAM, ItemRow, ItemState, JobRow, QuestionRow, SourceRow
 
 ROWS_PER_INSERT = 2000
 ID_LETTERS = "0123456789abcdefghjkmnpqrstvwxyz"  # Crockford's base 32: nothing that reads like something else
@@ -34,12 +34,15 @@ class NewSource:
 
 @dataclass(frozen=True)
 class NewQuestion:
+    """`params` are for the worker, `spec` is for reports; both are JSON."""
+
     question_id: str
     title: str
     text: str
     params: dict[str, Any] = field(default_factory=dict)
     error_code: str | None = None
     error: str | None = None
+    spec: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -137,7 +140,9 @@ def _source(source: NewSource, tenant: str, job_id: str, position: int) -> dict[
 
 
 def _question(question: NewQuestion, job_id: str, position: int) -> dict[str, Any]:
-    return {**vars(question), "job_id": job_id, "position": position}
+    values = {**vars(question), "job_id": job_id, "position": position}
+    spec = values.pop("spec")
+    return {**values, "params": question.params | ({SPEC_PARAM: spec} if spec else {})}
 
 
 def _insert(session: Session, table: type[SourceRow | QuestionRow | ItemRow], rows: list[dict[str, Any]]) -> None:

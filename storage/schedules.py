@@ -140,7 +140,7 @@ class NewWork:
 
 
 def new_work(session: Session, job_id: str) -> NewWork:
-    """By texts and parameters of questions; workers also compare everything else that changes an answer."""
+    """By texts and parameters of questions, those of reports too; workers compare exactly what changes an answer."""
     job = session.scalars(select(JobRow).where(JobRow.job_id == job_id)).one()
     item, question, other_job = aliased(ItemRow), aliased(QuestionRow), aliased(JobRow)
     answered = (

@@ -5,7 +5,7 @@ Every query is bound to a tenant where the table has one. Times are aware UTC in
 
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Any
+from typing import Any, ClassVar
 
 from sqlalchemy import (
     JSON,
@@ -60,6 +60,7 @@ COUNTS = {
     ItemState.EXPIRED: "num_expired",
 }
 READING = -1  # in place of a question's position
+SPEC_PARAM = "answer_spec"  # among a question's params: what reports need, and no worker
 
 
 class SnapshotState(StrEnum):
@@ -101,7 +102,13 @@ class PlainText(TypeDecorator[str]):
 
 class Base(DeclarativeBase):
     metadata = MetaData(naming_convention=NAMES)
-    type_annotation_map = {datetime: UtcDateTime, dict[str, Any]: JSON, list[int]: JSON, str: String(255)}  # noqa: RUF012 # SQLAlchemy's own name
+    type_annotation_map: ClassVar[dict[Any, Any]] = {
+        datetime: UtcDateTime,
+        dict[str, Any]: JSON,
+        list[int]: JSON,
+        list[str]: JSON,
+        str: String(255),
+    }
 
 
 _UNFINISHED = text("finished_at IS NULL")
@@ -250,6 +257,7 @@ class AnswerRow(Base):
     output_tokens: Mapped[int]
     first_token_s: Mapped[float]
     total_s: Mapped[float]
+    logprobs: Mapped[list[dict[str, Any]] | None] = mapped_column(JSON(none_as_null=True))
     worker: Mapped[str]
     created_at: Mapped[datetime]
     carried_from: Mapped[int | None] = mapped_column(BigId)
@@ -380,7 +388,10 @@ class TombstoneRow(Base):
 
 
 class ScheduleRow(Base):
-    """A job that is submitted again and again: files of a folder or bucket, questions of a file, at local times."""
+    """A job that is submitted again and again: files of a folder or bucket, questions of a playbook, at local times.
+
+    `variables` are values for the playbook, `params` say how answers are generated, `reading` how files are read.
+    """
 
     __tablename__ = "schedules"
 
@@ -389,7 +400,9 @@ class ScheduleRow(Base):
     name: Mapped[str]
     source: Mapped[str] = mapped_column(PlainText)
     questions: Mapped[str] = mapped_column(PlainText)
+    variables: Mapped[dict[str, Any]]
     params: Mapped[dict[str, Any]]
+    reading: Mapped[dict[str, Any]]
     model: Mapped[str] = mapped_column(PlainText)
     at: Mapped[str]
     prefill_at: Mapped[str | None]
@@ -427,3 +440,34 @@ class ScheduleRunRow(Base):
     error: Mapped[str | None] = mapped_column(PlainText)
 
     __table_args__ = (UniqueConstraint("schedule_id", "kind", "occurrence"),)
+
+
+class WorkerRow(Base):
+    """A worker that said it is alive at `seen_at`, by its own clock, which is `clock_ahead_s` ahead of the database's.
+
+    `engine_sha256` stands for everything that must be the same in all workers: model, KV type, codec, prompt.
+    """
+
+    __tablename__ = "workers"
+
+    worker: Mapped[str] = mapped_column(primary_key=True)
+    pool: Mapped[str] = mapped_column(String(16))
+    queues: Mapped[list[str]]
+    version: Mapped[str]
+    model: Mapped[str] = mapped_column(PlainText)
+    engine_sha256: Mapped[str] = mapped_column(String(64))
+    clock_ahead_s: Mapped[float]
+    started_at: Mapped[datetime]
+    seen_at: Mapped[datetime]
+
+
+class PingRow(Base):
+    """A message sent through a queue to see whether it is worked on, and by whom it was answered."""
+
+    __tablename__ = "pings"
+
+    ping_id: Mapped[str] = mapped_column(String(32), primary_key=True)
+    queue: Mapped[str]
+    sent_at: Mapped[datetime] = mapped_column(index=True)
+    worker: Mapped[str | None]
+    answered_at: Mapped[datetime | None]

@@ -44,6 +44,19 @@ class FloorSettings(BaseSettings):
         validate_default=True,
     )
 
+    tls_ca_file: Path | None = Field(
+        default=None,
+        description="Certificates of your own authority, for broker, database and object store (path, PEM). "
+        "Default: those of the system.",
+    )
+
+    @field_validator("tls_ca_file")
+    @classmethod
+    def _is_there(cls, value: Path | None) -> Path | None:
+        if value is not None and not value.is_file():
+            raise ValueError("is not a file")
+        return value
+
     @model_validator(mode="wrap")
     @classmethod
     def _name_the_variable(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:

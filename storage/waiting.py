@@ -2,13 +2,14 @@
 
 from collections.abc import Collection
 from datetime import datetime
+from typing import Any
 
 from sqlalchemy import ColumnElement, and_, exists, not_, or_, select
 from sqlalchemy.orm import Session
 
 from storage.endings import is_over
 from storage.leases import is_leased
-from storage.schema import READING, ItemRow, ItemState, JobRow, ReadingRow, SnapshotRow, SnapshotState
+from storage.schema import READING, SPEC_PARAM, ItemRow, ItemState, JobRow, ReadingRow, SnapshotRow, SnapshotState
 
 
 def is_to_be_asked() -> ColumnElement[bool]:
@@ -20,6 +21,11 @@ def is_to_be_asked() -> ColumnElement[bool]:
         .correlate(ItemRow)
     )
     return and_(ItemRow.question_position != READING, or_(not_(JobRow.reuse_answers), looked))
+
+
+def asked_params(params: dict[str, Any]) -> dict[str, Any]:
+    """Of a question's params those that change its answer."""
+    return {name: value for name, value in params.items() if name != SPEC_PARAM}
 
 
 def next_waiting_snapshot(

@@ -1,32 +1,48 @@
 """The Celery app. Importing it imports no torch; the tasks load their model when they first run."""
 
+import logging
+import os
+import signal
+import ssl
 from typing import TYPE_CHECKING, Any
 
 from celery import Celery, Task
 from kombu import Exchange, Queue
 
-from storage.errors import OUTAGES
+from kernels.errors import RankLost
+from storage.errors import OUTAGES, SnapshotMissing
+from tasks.messages import MessageRefused, check_arguments, note_refused
 from tasks.queues import ALL_QUEUES, DECODE_QUEUE, PREFILL_QUEUE
 from tasks.settings import TaskSettings
 
 if TYPE_CHECKING:
     from tasks.workplace import Workplace
 
+logger = logging.getLogger(__name__)
 EMBEDDED_BROKER = "memory://"
 
 
 class WorkTask(Task):  # type: ignore[misc] # celery is untyped
     """A task whose work stays in the rows when the store or the database cannot be used."""
 
-    throws = OUTAGES  # no traceback: the sentence says it
+    throws = (*OUTAGES, SnapshotMissing)  # no traceback: the sentence says it
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         place = app.require_workplace()
+        try:
+            check_arguments(self.run, args, kwargs)
+        except MessageRefused as exc:
+            note_refused("arguments", f"{self.name}: {exc}")
+            return None
         try:
             result = super().__call__(*args, **kwargs)
         except OUTAGES as exc:
             place.note_outage(exc)
             raise
+        except RankLost as exc:  # what it held is given back; whoever started this process starts another
+            logger.critical("%s", exc)
+            os.kill(os.getpid(), signal.SIGTERM)
+            return None
         except SystemExit:
             if place.draining.is_set():  # an orderly way out, which Celery would take for a broken worker
                 return None
@@ -45,7 +61,7 @@ class PlatemakerApp(Celery):  # type: ignore[misc] # celery is untyped
         return self.workplace
 
 
-app = PlatemakerApp("platemaker", include=["tasks.prefill", "tasks.decode"], task_cls=WorkTask)
+app = PlatemakerApp("platemaker", include=["tasks.prefill", "tasks.decode", "tasks.ping"], task_cls=WorkTask)
 app.set_default()  # else a worker on a thread of its own runs the tasks as plain ones, of an app that Celery makes up
 app.conf.update(
     broker_connection_retry_on_startup=True,
@@ -63,6 +79,7 @@ app.conf.update(
     worker_prefetch_multiplier=1,
     worker_hijack_root_logger=False,
     worker_send_task_events=True,
+    worker_consumer="tasks.messages:StrictConsumer",
     enable_utc=True,
     timezone="UTC",
 )
@@ -70,7 +87,29 @@ app.conf.update(
 
 def configure(settings: TaskSettings) -> PlatemakerApp:
     """Points the app at the broker of the settings, or at the one inside this process."""
-    url = EMBEDDED_BROKER if settings.broker_url is None else settings.broker_url.get_secret_value()
-    options = {"polling_interval": 0.02} if settings.broker_url is None else {"queue_order_strategy": "priority"}
-    app.conf.update(broker_url=url, broker_transport_options=options)
+    app.conf.update(broker_settings(settings))
     return app
+
+
+def broker_settings(settings: TaskSettings) -> dict[str, Any]:
+    """Celery's settings of the broker. They hold its password."""
+    if settings.broker_url is None:
+        return {
+            "broker_url": EMBEDDED_BROKER,
+            "broker_transport": None,
+            "broker_transport_options": {"polling_interval": 0.02},
+            "broker_use_ssl": None,
+        }
+    url = settings.broker_url.get_secret_value()
+    options = {"queue_order_strategy": "priority", "visibility_timeout": settings.visibility_timeout_s}
+    encryption: dict[str, Any] | None = None
+    if url.startswith("rediss://"):
+        encryption = {"ssl_cert_reqs": ssl.CERT_REQUIRED, "ssl_check_hostname": True}
+        if settings.tls_ca_file is not None:
+            encryption["ssl_ca_certs"] = str(settings.tls_ca_file)
+    return {
+        "broker_url": url,
+        "broker_transport": "tasks.messages:StrictTransport",
+        "broker_transport_options": options,
+        "broker_use_ssl": encryption,
+    }

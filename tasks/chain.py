@@ -2,6 +2,7 @@
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field, replace
@@ -18,6 +19,7 @@ from storage.manifest import ChunkEntry, Part, describe_chunk
 from storage.schema import ChunkRow
 from storage.snapshots import add_chunk, forget_chunk, known_chunks, stored_chunks
 from tasks.loading import load_run, load_state
+from tasks.metrics import note_chunk
 from tasks.workplace import Workplace
 
 logger = logging.getLogger(__name__)
@@ -131,7 +133,9 @@ class ChunkChain:
         data = encode()
         parts = chunk_parts(data) if start < stop else (len(data),)
         entry = describe_chunk(key, start, stop, data, parts)
+        began = time.perf_counter()
         self.place.store.put(entry.object_key, data)
+        note_chunk(self.codec, len(data), time.perf_counter() - began)
         with self.place.database.writing() as session:
             add_chunk(session, self.fingerprint.tenant, entry, utc_now())
         return entry

@@ -4,13 +4,20 @@ import logging
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 from sqlalchemy.orm import Session
 
 from kernels.decode import Decoder, DecodeRequest, DecodeResult
+from kernels.drafting import Lookup
+from kernels.errors import MemoryExceeded, ParamsRefused
+from kernels.halving import answer_all
 from kernels.params import GenerationParams
+from kernels.prompt import Prompter
+from kernels.sampling import TokenLogprobs
 from storage.database import utc_now
-from storage.errors import OUTAGES, StorageError
+from storage.documents import get_text
+from storage.errors import OUTAGES, ObjectMissing, StorageError
 from storage.items import (
     NewAnswer,
     OpenItem,
@@ -28,16 +35,20 @@ from storage.waiting import next_waiting_snapshot
 from tasks.app import app
 from tasks.errors import PromptChanged, WrongModel
 from tasks.loading import DAMAGED, LoadedPrefix, loaded
+from tasks.metrics import note_answer, note_batch
+from tasks.progress import send_progress
+from tasks.room import refuse_waiting
 from tasks.workplace import Workplace
 
 logger = logging.getLogger(__name__)
+FEW_QUESTIONS = 8  # with more at once, guessing ahead in the document does not pay, and its text is not read for it
 
 
 @app.task(name="platemaker.decode")  # type: ignore[untyped-decorator] # celery is untyped
 def decode_snapshot(snapshot_id: int) -> None:
     """Answers every queued question of the snapshot's document. Idempotent: what is answered is not asked again."""
     place = app.require_workplace()
-    place.leave_if_stopping()
+    place.leave_if_draining()
     with place.database.reading() as session:
         row = get_snapshot(session, snapshot_id)
         waiting = queued_items(session, tenant=row.tenant, document_id=row.document_id, model=place.engine.name)
@@ -97,18 +108,28 @@ class _Run:
         self._todo = rows
         self._seen: set[int] = set()
         self._open: list[_Open] = []
+        self._decoder: Decoder
+        self._fitting_batch = place.engine.settings.max_batch
 
     def answer(self) -> None:
-        """
+        """Every answer is written as soon as it is there.
+
         Raises:
             StorageError: the store or the database does not answer.
+            SystemExit: this process has been told to stop; what was under way by then may be answered.
         """
         engine = self.place.engine
+
+        def new_decoder(max_batch: int) -> Decoder:
+            self._decoder = Decoder(engine.model, engine.prompter, max_batch=min(max_batch, self._fitting_batch))
+            return self._decoder
+
         while True:
-            decoder = Decoder(engine.model, engine.prompter, max_batch=engine.settings.max_batch)
+            batch = engine.settings.max_batch
             try:
-                for result in decoder.run(self._requests(), self._is_cancelled):
+                for result in answer_all(new_decoder, self._requests(), self._is_cancelled, max_batch=batch):
                     self._take(result)
+                self.place.leave_if_draining()
                 return
             except (*DAMAGED, PromptChanged):
                 if not self._set_aside_what_is_wrong():
@@ -131,24 +152,38 @@ class _Run:
         prompter = self.place.engine.prompter
         for row in self._rows():
             opened = self._enter(row)
-            while opened is not None and (items := self._claim(opened)):
+            while opened is not None and self.place.may_claim() and (items := self._claim(opened)):
                 opened.items |= {item.item_id for item in items}
-                for item in items:
-                    params = GenerationParams(**{**item.params, "stop": tuple(item.params.get("stop", ()))})
+                lookup = self._lookup(row) if len(items) <= FEW_QUESTIONS else None
+                for number, item in enumerate(items):
+                    if not self.place.may_claim():
+                        self._release(opened, items[number:])
+                        break
+                    try:
+                        params = GenerationParams.checked(**item.params)
+                    except ParamsRefused as exc:
+                        self._fail(opened, item.item_id, str(exc))
+                        continue
                     ids = prompter.question_ids(item.question)
-                    yield DecodeRequest(item.item_id, ids, params, opened.prefix.kv)
+                    yield DecodeRequest(item.item_id, ids, params, opened.prefix.kv, lookup)
             if opened is not None:
                 opened.has_more = False
                 self._close_if_done(opened)
 
+    def _lookup(self, row: SnapshotRow) -> Lookup | None:
+        place = self.place
+        with suppress(ObjectMissing):  # an erased text: its items end elsewhere
+            return Lookup(place.engine.prompter.prefix_ids(get_text(place.store, row.tenant, row.document_id)))
+        return None
+
     def _rows(self) -> Iterator[SnapshotRow]:
         """Those to be answered, then others that wait, as long as they fit into the memory for snapshots."""
-        while self._todo:
+        while self._todo and self.place.may_claim():
             row = self._todo.pop(0)
             self._seen.add(row.snapshot_id)
             yield row
         place = self.place
-        while len(self._seen) < place.settings.documents_per_task:
+        while len(self._seen) < place.settings.documents_per_task and place.may_claim():
             with place.database.reading() as session:
                 found = next_waiting_snapshot(session, model=place.engine.name, passed_over=self._seen, now=utc_now())
             if found is None:
@@ -162,7 +197,7 @@ class _Run:
                 yield found
 
     def _enter(self, row: SnapshotRow) -> _Open | None:
-        """None: it is out of use, and lost."""
+        """None: it is out of use, and lost, or does not fit into memory."""
         place, owner = self.place, self.place.new_owner()
         with ExitStack() as stack:
             stack.enter_context(place.heartbeat.holding(owner))
@@ -174,6 +209,12 @@ class _Run:
             except DAMAGED as exc:
                 self._quarantine(row, exc)
                 return None
+            except MemoryExceeded as exc:
+                if not self._open:  # else there may be room once the others are answered
+                    refuse_waiting(place, row, exc)
+                return None
+            self._fitting_batch = min(self._fitting_batch, prefix.max_batch)
+            self._decoder.max_batch = min(self._decoder.max_batch, self._fitting_batch)
             self._open.append(_Open(row, owner, prefix, stack.pop_all()))
         return self._open[-1]
 
@@ -192,7 +233,21 @@ class _Run:
                 lease_s=place.settings.lease_s,
             )
 
-        return place.database.retrying(claim)
+        items = place.database.retrying(claim)
+        if items:
+            note_batch(len(items))
+            send_progress(batch=len(items))
+        return items
+
+    def _release(self, opened: _Open, items: list[OpenItem]) -> None:
+        """Gives items back that were not begun."""
+        item_ids = {item.item_id for item in items}
+
+        def release(session: Session) -> None:
+            release_items(session, opened.owner, item_ids)
+
+        self.place.database.retrying(release)
+        opened.items -= item_ids
 
     def _is_cancelled(self, item_id: int) -> bool:
         self.place.leave_if_stopping()
@@ -205,6 +260,12 @@ class _Run:
         opened = self._holder(result.key)
         opened.prefix.prove()
         self._commit(opened, result)
+        note_answer(
+            finish=result.finish,
+            first_token_s=result.first_token_s,
+            total_s=result.total_s,
+            output_tokens=len(result.token_ids),
+        )
         opened.items.remove(result.key)
         self._close_if_done(opened)
 
@@ -230,6 +291,9 @@ class _Run:
                     first_token_s=result.first_token_s,
                     total_s=result.total_s,
                     worker=self.place.worker_name,
+                    logprobs=None
+                    if result.logprobs is None
+                    else _logprobs(self.place.engine.prompter, result.logprobs),
                     device_s=result.device_s,
                     load_s=load[0],
                     load_bytes=load[1],
@@ -239,6 +303,15 @@ class _Run:
 
         if self.place.database.retrying(commit):
             prefix.is_charged = True
+
+    def _fail(self, opened: _Open, item_id: int, error: str) -> None:
+        """Ends an item that cannot be asked."""
+
+        def fail(session: Session) -> None:
+            fail_item(session, item_id, owner=opened.owner, code="decode_failed", error=error, now=utc_now())
+
+        self.place.database.retrying(fail)
+        opened.items.remove(item_id)
 
     def _close_if_done(self, opened: _Open) -> None:
         if not opened.has_more and not opened.items:
@@ -291,3 +364,10 @@ def _leased(place: Workplace, snapshot_id: int, owner: str) -> Iterator[bool]:
     finally:
         with place.database.writing() as session:
             release_leases(session, owner)
+
+
+def _logprobs(prompter: Prompter, tokens: tuple[TokenLogprobs, ...]) -> list[dict[str, Any]]:
+    def entry(token_id: int, logprob: float) -> dict[str, Any]:
+        return {"id": token_id, "text": prompter.text([token_id]), "logprob": round(logprob, 6)}
+
+    return [{**entry(token.token_id, token.logprob), "top": [entry(*each) for each in token.top]} for token in tokens]

@@ -1,5 +1,6 @@
 """The model of this process, loaded when first needed."""
 
+import hashlib
 import threading
 from collections.abc import Collection, Sequence
 from functools import cached_property
@@ -31,7 +32,7 @@ class Engine:
     def prompter(self) -> Prompter:
         folder = model_folder(self.settings.model)
         check_architecture(self.name, read_config(folder))
-        return Prompter(folder, self.settings.system_prompt)
+        return Prompter(folder, self.settings.system_prompt, plain=self.settings.plain_prompt)
 
     @cached_property
     def context_len(self) -> int:
@@ -43,11 +44,16 @@ class Engine:
 
     @cached_property
     def model(self) -> LanguageModel:
-        return load_model(model_folder(self.settings.model), self.settings)
+        folder = model_folder(self.settings.model)
+        if self.settings.tensor_parallel > 1:
+            from kernels.group import load_parallel  # here: torch.distributed is of no use to a single rank
+
+            return load_parallel(folder, self.settings)
+        return load_model(folder, self.settings)
 
     @cached_property
     def producer(self) -> Producer:
-        return Producer(version=version("platemaker"), device=str(self.model.device), torch=torch.__version__)
+        return Producer(version=version("platemaker"), device=str(self.model.hf.device), torch=torch.__version__)
 
     def fingerprint(self, tenant: str, document_id: str, prefix_ids: list[int]) -> Fingerprint:
         return Fingerprint(
@@ -56,13 +62,20 @@ class Engine:
             prefix_ids=ids_digest(prefix_ids),
             weights=self.identity.weights,
             config=self.identity.config,
-            adapter="",
+            adapter=self.identity.adapter,
             tokenizer=self.identity.tokenizer,
             template=self.identity.template,
             kv_dtype=self.identity.kv_dtype,
             codec=self.settings.codec,
             layout=LAYOUT,
         )
+
+    @cached_property
+    def sha256(self) -> str:
+        """Equal where snapshots are interchangeable: digest of the fingerprint but for tenant and document, and of the
+        system prompt."""
+        root = self.fingerprint("", "", []).chain_root()
+        return hashlib.sha256(f"{root}\n{self.settings.system_prompt}".encode()).hexdigest()
 
     def chunk_stops(self, num_tokens: int) -> tuple[int, ...]:
         """Where the chunks of a prefix of this many tokens end."""

@@ -2,6 +2,8 @@
 
 TaskError
 |-- BrokerUnavailable    no message can be sent or fetched
+|-- OtherModelServed     live workers compute with another model or other settings
+|-- PortTaken            the metrics port is in use
 |-- WrongModel           the snapshot was made by another model than this worker's
 |-- Unwanted             nobody waits any more for what is being made
 `-- PromptChanged        the snapshot's document gives other tokens now
@@ -13,10 +15,30 @@ class TaskError(Exception):
 
 
 class BrokerUnavailable(TaskError):
-    """The broker does not answer. Check that it runs and that PLATEMAKER_BROKER_URL is right."""
+    """The broker does not answer. Check that it runs and that PLATEMAKER_BROKER_URL is right, and
+    PLATEMAKER_TLS_CA_FILE, where it is encrypted."""
 
     def __init__(self) -> None:
-        super().__init__(self.__doc__)
+        super().__init__(" ".join((self.__doc__ or "").split()))
+
+
+class OtherModelServed(TaskError):
+    def __init__(self, worker: str, model: str) -> None:
+        super().__init__(
+            f"Worker {worker} is alive and computes with {model} and other settings than this one would. Give all "
+            "workers the same model, type, codec and system prompt, or stop the others first."
+        )
+        self.worker = worker
+        self.model = model
+
+
+class PortTaken(TaskError):
+    def __init__(self, address: str, port: int) -> None:
+        super().__init__(
+            f"Port {port} on {address} cannot be listened on. Set PLATEMAKER_METRICS_PORT and "
+            "PLATEMAKER_METRICS_ADDRESS to a free one, each worker of a machine to its own."
+        )
+        self.port = port
 
 
 class WrongModel(TaskError):

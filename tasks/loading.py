@@ -19,7 +19,10 @@ from storage.manifest import ChunkEntry, Manifest
 from storage.schema import SnapshotRow
 from storage.snapshots import get_manifest, note_used
 from tasks.errors import PromptChanged
+from tasks.metrics import MEMORY_HITS, MEMORY_QUERIES, note_load
+from tasks.progress import send_progress
 from tasks.residents import ResidentKey
+from tasks.room import fitting_batch
 from tasks.workplace import Workplace
 
 DAMAGED = (SnapshotCorrupt, ObjectMissing, ChunkMismatch, ProbeMismatch)  # the snapshot is not what was published
@@ -34,6 +37,7 @@ class LoadedPrefix:
     row: SnapshotRow
     kv: PrefixKV
     manifest: Manifest | None
+    max_batch: int  # questions that fit behind it at once
     load_s: float = 0.0
     load_bytes: int = 0
     is_charged: bool = False  # the load was noted with an answer; see docs/cost.md
@@ -86,14 +90,20 @@ def loaded(place: Workplace, row: SnapshotRow) -> Iterator[LoadedPrefix]:
 
     Raises:
         SnapshotCorrupt, ObjectMissing, ChunkMismatch: it is not what was published.
+        MemoryExceeded: it does not fit, not even with one question.
     """
     kept = place.residents.get(resident_key(row))
+    MEMORY_QUERIES.inc()
     if kept is not None:
-        yield LoadedPrefix(place, row, kept, None)
+        MEMORY_HITS.inc()
+        send_progress(document_id=row.document_id, tokens=row.num_tokens, snapshot="in memory")
+        yield LoadedPrefix(place, row, kept, None, place.engine.settings.max_batch)
         return
+    send_progress(document_id=row.document_id, tokens=row.num_tokens, snapshot="loaded")
     manifest = get_manifest(place.store, row)
     if manifest.num_tokens != row.num_tokens:
         raise SnapshotCorrupt(row.fingerprint, expected=f"{row.num_tokens} tokens", actual=f"{manifest.num_tokens}")
+    max_batch = fitting_batch(place, row)
     kv = place.engine.model.new_kv(manifest.num_tokens, make_room=place.residents.make_room)
     if kv.layout.has_state:
         states = manifest.states or ()
@@ -102,7 +112,7 @@ def loaded(place: Workplace, row: SnapshotRow) -> Iterator[LoadedPrefix]:
         load_state(place, kv, states[-1])
     receiver = _receiver(kv, manifest.chunks, manifest.codec)
     kv.length = manifest.num_tokens
-    prefix = LoadedPrefix(place, row, kv, manifest)
+    prefix = LoadedPrefix(place, row, kv, manifest, max_batch)
 
     def load() -> None:
         began = time.perf_counter()
@@ -110,6 +120,7 @@ def loaded(place: Workplace, row: SnapshotRow) -> Iterator[LoadedPrefix]:
             load_chunks(place.store, manifest.chunks, receiver)
             prefix.load_s = time.perf_counter() - began
             prefix.load_bytes = sum(entry.size_bytes for entry in manifest.chunks)
+            note_load(manifest.codec, prefix.load_bytes, prefix.load_s)
         except BaseException as exc:
             prefix._errors.append(exc)
             receiver.arrivals.fail(exc)

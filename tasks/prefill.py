@@ -30,6 +30,9 @@ from storage.snapshots import (
 from tasks.app import app
 from tasks.chain import ChunkChain
 from tasks.errors import Unwanted
+from tasks.metrics import FALLBACKS, RETRIES, note_prefill, note_snapshot
+from tasks.progress import send_progress
+from tasks.room import require_room_to_read
 from tasks.workplace import Workplace
 
 logger = logging.getLogger(__name__)
@@ -63,12 +66,19 @@ def prepare_snapshot(place: Workplace, tenant: str, document_id: str) -> int | N
                 return None
             row = find_or_create(session, fingerprint, num_tokens=len(ids), now=now)
             if row.state == SnapshotState.READY:
+                note_snapshot(miss=None)
                 note_readings(session, row, model=engine.name, computed_tokens=0, prefill_s=0.0, now=now)
                 end_readings(session, **of_document, now=now)
+                send_progress(document_id=document_id, tokens=len(ids), snapshot="hit")
                 return row.snapshot_id
+            miss = _why(row)
             claim = claim_writing(session, row.snapshot_id, owner=owner, now=now, lease_s=place.settings.lease_s)
         if claim is None:
             return None
+        note_snapshot(miss=miss)
+        if claim.attempt > 1:
+            RETRIES.labels("prefill").inc()
+        send_progress(document_id=document_id, tokens=len(ids), snapshot="miss")
         if claim.attempt > place.settings.max_attempts:
             _give_up(place, row, claim, f"Reading this document failed {claim.attempt - 1} times; it is set aside.")
             return None
@@ -138,6 +148,7 @@ def _write(
     """A lossy codec's stored chunks are read again only for their answers, never to compute on behind them: what is
     measured against is then exact, and so is what is stored where the codec loses too much."""
     engine = place.engine
+    require_room_to_read(place, len(ids))
     kv = engine.model.new_kv(len(ids), make_room=place.residents.make_room)
     codec = engine.settings.codec
     lossless = CODECS[codec].lossless
@@ -167,6 +178,7 @@ def _write(
         loss = measure_loss(engine.model, ids, exact=kv, stored=chain.stored, first=(0, *chain.stops)[-2])
         if loss.logit_rel_error <= engine.settings.codec_max_error:
             return _publish(place, row, claim, done, chain, loss=loss)
+        FALLBACKS.labels("codec_error").inc()
         logger.warning("codec loses too much, storing exactly", extra={"codec": codec, "error": loss.logit_rel_error})
         exact = ChunkChain(place, fingerprint, ids, EXACT, stored=chain.stored)
         exact.load()
@@ -216,7 +228,17 @@ def _publish(
                 now=now,
             )
             end_readings(session, tenant=row.tenant, document_id=row.document_id, model=place.engine.name, now=now)
-    return row.snapshot_id if published else None
+    if not published:
+        return None
+    note_prefill(prefill_s=done.prefill_s, computed_tokens=done.computed_tokens, num_tokens=done.kv.length)
+    return row.snapshot_id
+
+
+def _why(row: SnapshotRow) -> str:
+    """Why a snapshot has to be made, from its row as it was found."""
+    if row.state == SnapshotState.WRITING:
+        return "unfinished" if row.attempts else "new"
+    return str(row.state)
 
 
 def _give_up(place: Workplace, row: SnapshotRow, claim: WriteClaim, reason: str) -> None:

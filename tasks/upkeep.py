@@ -18,7 +18,8 @@ from storage.snapshots import ready_manifests
 from storage.sweep import prune_copies, sweep
 from tasks.app import PlatemakerApp
 from tasks.errors import BrokerUnavailable
-from tasks.queues import ALL_QUEUES
+from tasks.metrics import PUT_BACK
+from tasks.queue_depth import queue_depths
 from tasks.settings import TaskSettings
 
 if TYPE_CHECKING:
@@ -56,13 +57,7 @@ def queued_messages(app: PlatemakerApp) -> int:
     Raises:
         BrokerUnavailable: the broker does not answer, or refuses the login.
     """
-    with app.connection_for_write() as connection:
-        try:
-            connection.ensure_connection(max_retries=1, interval_start=0)
-            channel = connection.default_channel
-            return sum(channel.queue_declare(queue=name, passive=False).message_count for name in ALL_QUEUES)
-        except (OperationalError, *connection.connection_errors, *connection.channel_errors) as exc:
-            raise BrokerUnavailable from exc
+    return sum(queue_depths(app).values())
 
 
 class Upkeep:
@@ -89,6 +84,7 @@ class Upkeep:
         with self._database.writing() as session:
             recovered = recover_items(session, now=utc_now(), max_attempts=self._settings.max_attempts)
         if recovered:
+            PUT_BACK.inc(recovered)
             logger.warning("items put back", extra={"count": recovered})
         self._drop_residents()
         self._prune_copies()

@@ -8,9 +8,14 @@ from typing import Any
 from celery.signals import worker_shutting_down
 
 import tasks.decode
+import tasks.ping
 import tasks.prefill  # noqa: F401 # the tasks register themselves
 from tasks.app import PlatemakerApp
+from tasks.device_metrics import DeviceCollector
+from tasks.health import Health, HttpServer
+from tasks.metrics import REGISTRY
 from tasks.queues import ALL_QUEUES, Pool
+from tasks.registry import Registration
 from tasks.upkeep import Upkeep
 from tasks.workplace import Workplace
 
@@ -20,33 +25,57 @@ def serve(app: PlatemakerApp, place: Workplace, pool: Pool, *, log_level: str) -
 
     A thread pool of one leaves the main thread free to answer pings; forking would break a loaded model. The first
     SIGTERM lets answers under way finish, as `Workplace.drain` says; a second one ends them.
+
+    Raises:
+        OtherModelServed, PortTaken: it cannot begin.
     """
     app.workplace = place
 
     def drain(**_: Any) -> None:
         place.drain()
 
-    worker_shutting_down.connect(drain)
-    upkeep = Upkeep(app, place)
-    upkeep.start()
+    with _watched(place):
+        registration = Registration(place, pool)
+        registration.start()
+        worker_shutting_down.connect(drain)
+        upkeep = Upkeep(app, place)
+        upkeep.start()
+        try:
+            app.worker_main(
+                [
+                    "worker",
+                    "--pool=threads",
+                    "--concurrency=1",
+                    f"--queues={','.join(pool.queues)}",
+                    f"--loglevel={log_level}",
+                    f"--hostname={pool.value}-{place.worker_name.rpartition(':')[2]}@%h",
+                    "--without-mingle",
+                    "--without-gossip",
+                ]
+            )
+        finally:
+            worker_shutting_down.disconnect(drain)
+            place.stop()
+            upkeep.stop()
+            registration.stop()
+            place.close()
+
+
+@contextmanager
+def _watched(place: Workplace) -> Iterator[None]:
+    """Serves the metrics and the health of this worker inside the block, where a port is set for it."""
+    if not place.settings.metrics_port:
+        yield
+        return
+    REGISTRY.register(DeviceCollector())
+    health = Health(place)
+    server = HttpServer(place.settings.metrics_address, place.settings.metrics_port, REGISTRY, health)
+    server.start()
     try:
-        app.worker_main(
-            [
-                "worker",
-                "--pool=threads",
-                "--concurrency=1",
-                f"--queues={','.join(pool.queues)}",
-                f"--loglevel={log_level}",
-                f"--hostname={pool.value}-{place.worker_name.rpartition(':')[2]}@%h",
-                "--without-mingle",
-                "--without-gossip",
-            ]
-        )
+        yield
     finally:
-        worker_shutting_down.disconnect(drain)
-        place.stop()
-        upkeep.stop()
-        place.close()
+        health.close()
+        server.close()
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from storage.retention import Lifetimes
 from storage.settings import StorageSettings
 from tasks.engine import Engine
 from tasks.heartbeat import Heartbeat
+from tasks.metrics import OUTAGES, note_transfer
 from tasks.residents import ResidentKey, Residents
 from tasks.settings import TaskSettings
 
@@ -53,7 +54,7 @@ class Workplace:
         stopping = threading.Event()
         return cls(
             Database(storage, stopping=stopping),
-            open_store(storage, stopping=stopping),
+            open_store(storage, stopping=stopping, note=note_transfer),
             Engine(kernel),
             task,
             Lifetimes.of(storage),
@@ -73,6 +74,7 @@ class Workplace:
         done stays in the rows, and upkeep sends it again."""
         pause_s = min(self.settings.lease_s, self.settings.upkeep_s * 2**self._outages_in_a_row)
         logger.warning("%s The work is given back and taken up again later.", exc)
+        OUTAGES.labels(type(exc).__name__).inc()
         self.outage = exc
         self._outages_in_a_row += 1
         self.draining.wait(random.uniform(0.5, 1.0) * pause_s)

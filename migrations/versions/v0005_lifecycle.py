@@ -4,7 +4,7 @@ import sqlalchemy as sa
 from alembic import op
 
 revision = "0005"
-down_revision = "0003"
+down_revision = "0004"
 branch_labels = None
 depends_on = None
 
@@ -43,7 +43,9 @@ def upgrade() -> None:
         sa.Column("name", sa.String(length=255), nullable=False),
         sa.Column("source", sa.Text(), nullable=False),
         sa.Column("questions", sa.Text(), nullable=False),
+        sa.Column("variables", sa.JSON(), nullable=False),
         sa.Column("params", sa.JSON(), nullable=False),
+        sa.Column("reading", sa.JSON(), nullable=False),
         sa.Column("model", sa.Text(), nullable=False),
         sa.Column("at", sa.String(length=255), nullable=False),
         sa.Column("prefill_at", sa.String(length=255), nullable=True),

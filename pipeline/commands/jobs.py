@@ -13,7 +13,6 @@ from pipeline.commands.options import JobId, Json
 from pipeline.exits import exit_code
 
 if TYPE_CHECKING:
-    from pipeline.report.rows import ReportLine
     from storage.progress import JobStatus
 
 
@@ -58,8 +57,7 @@ def watch(job_id: JobId, json_output: Json = False) -> None:
         with database.reading() as session:
             job_status(session, settings.tenant, job_id)
         follow(database, settings.tenant, job_id, console=console, json_lines=json_output)
-        lines = list(report_lines(database, store, settings.tenant, job_id))
-        summary = summarise(database, settings.tenant, job_id, lines)
+        summary = summarise(database, settings.tenant, job_id, report_lines(database, store, settings.tenant, job_id))
     if json_output:
         typer.echo(json.dumps(summary.record()))
     else:
@@ -72,18 +70,17 @@ def answers(
     answer_format: Annotated[AnswerFormat, typer.Option("--format", help="How to print them.")] = AnswerFormat.TABLE,
 ) -> None:
     """Print a job's answers, also while it runs: one row per file and question."""
-    from pipeline.report.files import write_csv, write_jsonl
+    from pipeline.report.files import stream_report
+    from pipeline.report.formats import Format
     from pipeline.report.rows import report_lines
     from pipeline.report.table import print_table
 
     with opened() as (database, store, settings):
-        lines: list[ReportLine] = list(report_lines(database, store, settings.tenant, job_id))
-    if answer_format == AnswerFormat.CSV:
-        write_csv(lines, sys.stdout)
-    elif answer_format == AnswerFormat.JSONL:
-        write_jsonl(lines, sys.stdout)
-    else:
-        print_table(Console(), lines, most_rows=len(lines))
+        if answer_format == AnswerFormat.TABLE:
+            lines = list(report_lines(database, store, settings.tenant, job_id))
+            print_table(Console(), lines, most_rows=len(lines))
+        else:
+            stream_report(database, store, settings.tenant, job_id, Format(answer_format.value), sys.stdout)
 
 
 def cancel(job_id: JobId, json_output: Json = False) -> None:

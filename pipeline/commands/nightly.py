@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pipeline.commands.opening import kick, opened
-from pipeline.commands.options import Json, QuestionOptions, taking
+from pipeline.commands.options import Json, QuestionOptions, ReadingOptions, taking, variables
 from pipeline.exits import Exit
 
 if TYPE_CHECKING:
@@ -34,9 +34,10 @@ def _opened_nightly() -> "Iterator[Nightly]":
 
 
 @nightly.command()
-@taking(QuestionOptions)
+@taking(QuestionOptions, ReadingOptions)
 def add(
     asking: QuestionOptions,
+    reading: ReadingOptions,
     *,
     name: Name,
     source: Annotated[
@@ -53,10 +54,9 @@ def add(
     json_output: Json = False,
 ) -> None:
     """Have a job submitted again and again; only new or changed documents and questions are worked on."""
-    from dataclasses import asdict as fields_of
-
     from kernels.settings import KernelSettings
     from pipeline.nightly.occurrences import next_due, time_zone
+    from pipeline.playbooks.library import playbook_path
     from pipeline.times import parse_duration
     from storage.database import utc_now
     from storage.schedules import add_schedule, require_schedule
@@ -64,14 +64,17 @@ def add(
     if len(asking.questions) != 1 or asking.question:
         raise typer.BadParameter("give one --questions FILE; it is read at each run.")
     asking.load()
+    playbook = asking.questions[0]
     now, place = utc_now(), time_zone(zone)
     for line in filter(None, (at, prefill_at)):
         next_due(line, place, now)
     values: dict[str, Any] = {
         "name": name,
         "source": source if source.startswith("s3://") else str(Path(source).absolute()),
-        "questions": str(asking.questions[0].absolute()),
-        "params": fields_of(asking.params()),
+        "questions": str(playbook if playbook_path(playbook) != playbook else playbook.absolute()),
+        "variables": variables(asking.set),
+        "params": asdict(asking.params()),
+        "reading": asdict(reading.read_options()),
         "model": KernelSettings().model_name,
         "at": at,
         "prefill_at": prefill_at,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 if TYPE_CHECKING:
+    from kernels.settings import KernelSettings
     from pipeline.settings import PipelineSettings
     from storage.database import Database
     from storage.objects import ObjectStore
@@ -47,3 +48,17 @@ def kick(database: "Database") -> None:
         kick_waiting(configure(task), database, task, limit=FIRST_KICKS)
     except BrokerUnavailable as exc:
         Console(stderr=True).print(f"{exc} The job is safe: workers will find it.", style="yellow", highlight=False)
+
+
+def device_settings(model: str | None = None) -> "KernelSettings":
+    """Those of the device floor, with the cards pinned; call it before anything imports torch.
+
+    Raises:
+        CardsConflict: the operator pinned other cards.
+    """
+    from kernels.cards import pin_cards
+    from kernels.settings import KernelSettings
+
+    settings = KernelSettings(model=model) if model else KernelSettings()
+    pin_cards(settings.cards, settings.tensor_parallel)
+    return settings

@@ -1,43 +1,39 @@
 """`prefill`: snapshots before the questions come."""
 
-import json
-from typing import Annotated
-
-import typer
 from rich.console import Console
 
 from pipeline.commands.opening import kick, opened
-from pipeline.commands.options import Files, Json
-from pipeline.exits import Exit
+from pipeline.commands.options import Files, Json, ReadingOptions, Title, taking
+from pipeline.commands.submit import tell_submission
 
 
-def prefill(
-    files: Files,
-    title: Annotated[str, typer.Option(help="A name for the job, for people.")] = "prefill",
-    json_output: Json = False,
-) -> None:
+@taking(ReadingOptions)
+def prefill(reading: ReadingOptions, *, files: Files, title: Title = "prefill", json_output: Json = False) -> None:
     """Have the workers read documents now, so that later questions find their snapshots; print the job's id."""
     from kernels.params import GenerationParams
     from kernels.settings import KernelSettings
     from pipeline import submit as submission
     from pipeline.screen import counting
+    from pipeline.settings import PipelineSettings
+    from storage.settings import StorageSettings
 
     kernel = KernelSettings()
     submission.refuse_unsupported_model(kernel)
-    errors = Console(stderr=True)
-    with opened() as (database, store, settings), counting(errors, "Reading files", len(files)) as tick:
+    sources = submission.named_sources(files, PipelineSettings(), StorageSettings())
+    screen = Console(stderr=True)
+    with opened() as (database, store, settings), counting(screen, "Reading files", len(sources)) as tick:
         made = submission.submit(
             database,
             store,
             settings=settings,
             model=kernel.model_name,
-            files=files,
+            files=sources,
             questions=[],
             options=GenerationParams(),
+            reading=reading.read_options(),
             title=title,
             only_prefill=True,
             on_read=tick,
         )
         kick(database)
-    typer.echo(json.dumps(vars(made)) if json_output else made.job_id)
-    raise typer.Exit(Exit.OK if made.documents else Exit.NOTHING_DONE)
+    tell_submission(made, json_output=json_output)

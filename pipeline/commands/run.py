@@ -10,31 +10,32 @@ import typer
 from rich.console import Console
 
 from pipeline.commands.estimate import tell_estimate
-from pipeline.commands.options import Files, JobOptions, Json, QuestionOptions, taking
+from pipeline.commands.opening import device_settings
+from pipeline.commands.options import Files, JobOptions, Json, QuestionOptions, ReadingOptions, taking
 from pipeline.exits import Exit, exit_code
 
 
-@taking(QuestionOptions, JobOptions)
+@taking(QuestionOptions, ReadingOptions, JobOptions)
 def run(
     asking: QuestionOptions,
+    reading: ReadingOptions,
     job: JobOptions,
     *,
     files: Files,
-    out: Annotated[Path, typer.Option(help="Folder for answers.csv and answers.jsonl.")] = Path("review"),
+    out: Annotated[
+        Path, typer.Option(help="A file (.xlsx, .html, .csv, .jsonl, .md), or a folder for the first four.")
+    ] = Path("review"),
     model: Annotated[str | None, typer.Option(help="Model folder, .gguf file or hub id.")] = None,
     json_output: Json = False,
 ) -> None:
     """Answer questions about files here and now: no server, everything in this process."""
-    asked = asking.load()
-
-    from kernels.settings import KernelSettings  # only now: a wrong question file is told before torch is loaded
-
+    asked, options, times, kernel = asking.load(), asking.params(), job.times(), device_settings(model)
     console = Console(stderr=json_output)
-    kernel = KernelSettings(model=model) if model else KernelSettings()
     if job.dry_run:
-        tell_estimate(kernel, files, asked, make_tables=True, json_output=json_output)
+        tell_estimate(kernel, files, asked, reading.read_options(), make_tables=True, json_output=json_output)
         return
-    from pipeline.run import run_here
+
+    from pipeline.run import run_here  # only now: what is wrong so far is told before torch is loaded
     from pipeline.settings import PipelineSettings
     from storage.settings import StorageSettings
     from tasks.settings import TaskSettings
@@ -46,10 +47,11 @@ def run(
         settings=PipelineSettings(),
         files=files,
         questions=asked,
-        options=asking.params(),
+        options=options,
+        reading=reading.read_options(),
         title=job.title,
         client_key=job.key,
-        times=job.times(),
+        times=times,
         out=out,
         console=console,
     )

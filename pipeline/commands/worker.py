@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from pipeline.commands.opening import device_settings
 from tasks.queues import Pool
 
 
@@ -18,8 +19,9 @@ def worker(
     if task.broker_url is None:
         raise typer.BadParameter("a worker needs a broker: set PLATEMAKER_BROKER_URL.")
 
-    from kernels.settings import KernelSettings  # only now: a missing setting is told before torch is loaded
-    from pipeline.guard import check_no_other_kernels
+    kernel = device_settings()
+
+    from pipeline.guard import check_no_other_kernels  # only now: a wrong setting is told before torch is loaded
     from pipeline.nightly.beat import beating
     from pipeline.nightly.runs import Nightly
     from pipeline.settings import PipelineSettings
@@ -31,7 +33,7 @@ def worker(
 
     check_no_other_kernels()
     storage = StorageSettings()
-    place = Workplace.open(storage, KernelSettings(), task)
+    place = Workplace.open(storage, kernel, task)
     place.database.check_schema()
     check_store(place.store)
     _ = place.engine.model  # a worker whose model is wrong does not start

@@ -1,4 +1,18 @@
 from pipeline.documents.document import EXTRACTOR, Document
-from pipeline.documents.reader import ParseLimits, read_document, read_documents
+from pipeline.documents.options import AS_USUAL, Normalise, ParseLimits, ReadOptions, Tracked
+from pipeline.documents.reader import read_document, read_documents
+from pipeline.documents.sources import Source, find_sources
 
-__all__ = ["EXTRACTOR", "Document", "ParseLimits", "read_document", "read_documents"]
+__all__ = [
+    "AS_USUAL",
+    "EXTRACTOR",
+    "Document",
+    "Normalise",
+    "ParseLimits",
+    "ReadOptions",
+    "Source",
+    "Tracked",
+    "find_sources",
+    "read_document",
+    "read_documents",
+]

@@ -1,7 +1,8 @@
 """The text of a Word file as a reader sees it, walked straight from its XML.
 
-Tracked changes are accepted; comments, hidden text and field codes are left out. Headers stand once
-at the beginning, footers once at the end; text boxes and notes follow the paragraph they hang on.
+Tracked changes are accepted, rejected or marked, as [+put in+] and [-taken out-]. Hidden text and field codes are
+left out, comments too unless asked for. Headers stand once at the beginning, footers once at the end; text boxes,
+notes and comments follow the paragraph they hang on.
 Pages are where the author broke them and where Word last laid them out.
 """
 
@@ -10,8 +11,9 @@ import re
 import zlib
 from collections import Counter
 from collections.abc import Iterator
+from io import BytesIO
 from itertools import pairwise
-from pathlib import Path
+from pathlib import PurePath
 from xml.etree.ElementTree import Element, ParseError
 from zipfile import BadZipFile, ZipFile
 
@@ -20,6 +22,7 @@ from defusedxml.ElementTree import fromstring
 
 from pipeline.documents.document import RawPages
 from pipeline.documents.numbering import Numbering, roman
+from pipeline.documents.options import ReadOptions, Tracked
 from pipeline.documents.word_xml import is_on, value
 from pipeline.errors import (
     EmptyDocument,
@@ -42,8 +45,10 @@ _OTHER_PACKAGES = {
     "ppt/presentation.xml": "a PowerPoint presentation",
     "content.xml": "an OpenDocument file",
 }
-_WRAPPERS = {"sdt", "sdtContent", "customXml", "smartTag", "ins", "moveTo"}
-_NOT_SHOWN = {"pPr", "rPr", "del", "moveFrom", "rt"}
+_WRAPPERS = {"sdt", "sdtContent", "customXml", "smartTag"}
+_INSERTED = {"ins", "moveTo"}
+_DELETED = {"del", "moveFrom"}
+_NOT_SHOWN = {"pPr", "rPr", "rt", "delInstrText"}
 _SIGNS = {
     "tab": "\t",
     "ptab": "\t",
@@ -54,11 +59,11 @@ _SIGNS = {
 _WINGDINGS = {0x6F: "☐", 0xA8: "☐", 0xA7: "▪", 0xB7: "•", 0xFB: "✗", 0xFC: "✓", 0xFD: "☒", 0xFE: "☑"}
 
 
-def read_docx(path: Path) -> RawPages:
+def read_docx(path: PurePath, data: bytes, options: ReadOptions) -> RawPages:
     try:
-        with ZipFile(path) as archive:
+        with ZipFile(BytesIO(data)) as archive:
             package = _Package(path, archive)
-            text = _whole_text(path, package)
+            text = _whole_text(path, package, options)
     except (BadZipFile, EOFError, KeyError, NotImplementedError, zlib.error) as exc:
         raise UnreadableDocument(path, reason="it is damaged or not a Word file") from exc
     except (ParseError, DefusedXmlException) as exc:
@@ -71,10 +76,10 @@ def read_docx(path: Path) -> RawPages:
     return RawPages(text.rstrip().split(_PAGE))
 
 
-def _whole_text(path: Path, package: "_Package") -> str:
+def _whole_text(path: PurePath, package: "_Package", options: ReadOptions) -> str:
     if next(package.main.iter("altChunk"), None) is not None:
         raise UnreadableDocument(path, reason="it embeds a second file that only Word can show")
-    story = _Story(package)
+    story = _Story(package, options)
     body = story.blocks(package.body)
     headers, footers = (
         # Most are repeated for first, even and other pages.
@@ -87,7 +92,7 @@ def _whole_text(path: Path, package: "_Package") -> str:
 class _Package:
     """The parts of the file, their tags and attributes without namespaces (there are two sets of these)."""
 
-    def __init__(self, path: Path, archive: ZipFile) -> None:
+    def __init__(self, path: PurePath, archive: ZipFile) -> None:
         infos = archive.infolist()
         if any(info.flag_bits & 1 for info in infos):
             raise EncryptedDocument(path)
@@ -148,7 +153,16 @@ class _Package:
 class _Story:
     """Walks blocks (paragraphs, tables) and what runs in them; lists and notes count on from call to call."""
 
-    def __init__(self, package: _Package) -> None:
+    def __init__(self, package: _Package, options: ReadOptions) -> None:
+        self._tracked = options.tracked
+        # The changes to leave out, and of these the one that takes ends of paragraphs, rows and cells along.
+        rejects = options.tracked is Tracked.REJECT
+        marks = options.tracked is Tracked.MARK
+        self._left_out = set() if marks else _INSERTED if rejects else _DELETED
+        self._gone = "" if marks else "ins" if rejects else "del"
+        self._comments = {
+            comment.get("id"): comment for comment in (package.related("comments") if options.comments else ())
+        }
         self._numbering = Numbering(package.related("numbering"), package.related("styles"))
         self._notes = {
             f"{kind}Reference": {note.get("id"): note for note in package.related(f"{kind}s")}
@@ -170,10 +184,22 @@ class _Story:
         if element.tag == "p":
             return self._paragraph(element)
         if element.tag == "tbl":
-            return "".join(map(self._row, _rows_or_cells(element, "tr")))
+            return "".join(map(self._row, self._rows_or_cells(element, "tr")))
         if element.tag == "AlternateContent":
             return self.blocks(_shown_alternative(element))
+        if element.tag in _INSERTED | _DELETED:
+            return self._changed(element.tag, self.blocks(element))
         return self.blocks(element) if element.tag in _WRAPPERS else ""
+
+    def _changed(self, tag: str, text: str) -> str:
+        """What a tracked change holds, as it is shown."""
+        if tag in self._left_out:
+            return ""
+        if self._tracked is not Tracked.MARK or not text.strip():
+            return text
+        sign = "+" if tag in _INSERTED else "-"
+        end = text[len(text.rstrip("\n")) :]
+        return f"[{sign}{text.rstrip(chr(10))}{sign}]{end}"
 
     def _paragraph(self, paragraph: Element) -> str:
         carry, self._carry = self._carry, ""
@@ -184,7 +210,7 @@ class _Story:
         properties = paragraph.find("pPr")
         if properties is None:
             properties = Element("pPr")
-        if properties.find("rPr/del") is not None:
+        if self._gone and properties.find(f"rPr/{self._gone}") is not None:
             self._carry = text
             return hanging
         breaks = text[: len(text) - len(text.lstrip(_BREAKS))]
@@ -201,7 +227,13 @@ class _Story:
         return following is not None and value(following, "type") not in ("continuous", "nextColumn")
 
     def _row(self, row: Element) -> str:
-        cells = [self.blocks(cell) for cell in _rows_or_cells(row, "tc")]
+        cells = [self.blocks(cell) for cell in self._rows_or_cells(row, "tc")]
+        changes = [tag for tag in ("ins", "del") if row.find(f"trPr/{tag}") is not None]
+        line = self._line(cells)
+        # Word marks what a changed row holds as well, other programs the row alone.
+        return self._changed(changes[0], line) if changes and not line.startswith("[") else line
+
+    def _line(self, cells: list[str]) -> str:
         if len(cells) == 1:
             return cells[0]
         line = " | ".join(" ".join(_without_breaks(cell).split()) for cell in cells)
@@ -210,13 +242,28 @@ class _Story:
         page = _PAGE if _PAGE in found else "".join(found)
         return page + line if any(cell.startswith(tuple(_BREAKS)) for cell in cells) else line + page
 
+    def _rows_or_cells(self, parent: Element, tag: str) -> Iterator[Element]:
+        for child in parent:
+            if child.tag in _WRAPPERS or (child.tag in _INSERTED | _DELETED and child.tag not in self._left_out):
+                yield from self._rows_or_cells(child, tag)
+            elif child.tag == tag and not self._is_gone(child):
+                yield child
+
+    def _is_gone(self, row_or_cell: Element) -> bool:
+        if not self._gone:
+            return False
+        cell_change = f"tcPr/cell{self._gone.capitalize()}"
+        return row_or_cell.find(f"trPr/{self._gone}") is not None or row_or_cell.find(cell_change) is not None
+
     def _inline(self, parent: Element) -> str:
         return "".join(map(self._piece, parent))
 
     def _piece(self, element: Element) -> str:
         tag = element.tag
-        if tag in _NOT_SHOWN:
+        if tag in _NOT_SHOWN or tag in self._left_out:
             return ""
+        if tag in _INSERTED | _DELETED:
+            return self._changed(tag, self._inline(element))
         if tag == "r":
             text = self._inline(element)
             return "" if is_on(element, "rPr/vanish") else text
@@ -227,6 +274,10 @@ class _Story:
             return ""
         if tag in self._notes:
             self._hang_note(tag, element.get("id"))
+            return ""
+        if tag == "commentReference" and (comment := self._comments.get(element.get("id"))) is not None:
+            text = _without_breaks(self.blocks(comment)).strip()
+            self._hanging.append(f"[Comment by {comment.get('author') or 'somebody'}: {text}]\n")
             return ""
         if tag == "AlternateContent":
             return self._inline(_shown_alternative(element))
@@ -257,7 +308,7 @@ class _Story:
 
 
 def _sign(element: Element) -> str:
-    if element.tag == "t":
+    if element.tag in ("t", "delText"):
         return element.text or ""
     if element.tag == "br":
         return _PAGE if element.get("type") == "page" else "\n"
@@ -266,14 +317,6 @@ def _sign(element: Element) -> str:
         is_wingding = element.get("font", "").startswith("Wingdings")
         return _WINGDINGS.get(code & 0xFF, chr(code)) if is_wingding else chr(code)
     return _SIGNS.get(element.tag, "")
-
-
-def _rows_or_cells(parent: Element, tag: str) -> Iterator[Element]:
-    for child in parent:
-        if child.tag in _WRAPPERS:
-            yield from _rows_or_cells(child, tag)
-        elif child.tag == tag and child.find("trPr/del") is None and child.find("tcPr/cellDel") is None:
-            yield child
 
 
 def _shown_alternative(element: Element) -> Element:

@@ -110,7 +110,7 @@ class Numbering:
             shown = int(place[1]) - 1
             if shown not in levels:
                 return ""
-            return _number(
+            return number_label(
                 counts.get(shown, levels[shown].start), "decimal" if level.is_legal else levels[shown].format
             )
 
@@ -122,7 +122,7 @@ def _is_default_paragraph(style: Element) -> bool:
     return style.get("type") == "paragraph" and style.get("default") in ("1", "true")
 
 
-def _number(value: int, number_format: str) -> str:
+def number_label(value: int, number_format: str) -> str:
     if value < 1:
         return "" if number_format == "none" else str(value)
     match number_format:

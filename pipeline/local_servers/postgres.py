@@ -19,7 +19,7 @@ class Postgres(LocalServer):
 
     name = "postgres"
     # The fast shutdown: SIGTERM would wait for every client to leave.
-    stop_signal = signal.SIGINT
+    stop_signal = orphan_signal = signal.SIGINT
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import ClassVar, NamedTuple, TypeVar
 
 from pipeline.errors import LocalServerError, ServerDidNotStart, ServerNotInstalled
+from pipeline.local_servers.orphans import tied_to_us
 
 HOST = "127.0.0.1"
 # SeaweedFS also opens port + 10000. Both ranges lie below the ports that Linux gives to outgoing connections.
@@ -33,6 +34,7 @@ class LocalServer(ABC):
 
     name: ClassVar[str]
     stop_signal: ClassVar[signal.Signals] = signal.SIGTERM
+    orphan_signal: ClassVar[signal.Signals] = signal.SIGKILL  # where `dies_with_us` is set and we are gone
     grace_s: ClassVar[float] = 15
     num_other_ports: ClassVar[int] = 0
 
@@ -40,7 +42,8 @@ class LocalServer(ABC):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.folder = folder.absolute()
         self.log = self.folder / f"{self.name}.log"
-        self.port, *self._other_ports = _free_ports(1 + self.num_other_ports)
+        self.port, *self._other_ports = free_ports(1 + self.num_other_ports)
+        self.dies_with_us = False
         self._account: Account | None = None
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -52,29 +55,51 @@ class LocalServer(ABC):
 
     def start(self) -> None:
         """Returns when the server answers. Raises: ServerDidNotStart."""
-        self._process = self._spawn(self._command())
+        self.launch()
         try:
             deadline = time.monotonic() + _START_TIMEOUT_S
-            while True:
-                # First, lest another process that took the port answers in its place.
-                if self._process.poll() is not None or time.monotonic() > deadline:
+            while not self.is_ready():
+                if self.exit_code() is not None or time.monotonic() > deadline:
                     raise ServerDidNotStart(self.name, self.log)
-                if _listens(self.port) and self._answers():
-                    return
                 time.sleep(0.03)
         except BaseException:
             self.stop()
             raise
 
+    def launch(self) -> None:
+        """Returns at once."""
+        self._process = self._spawn(self._command())
+
+    def is_ready(self) -> bool:
+        # Whether it runs first, lest another process that took the port answers in its place.
+        return self._process is not None and self.exit_code() is None and _listens(self.port) and self._answers()
+
+    def exit_code(self) -> int | None:
+        """None: it runs, or was never launched. Below 0: the signal that ended it."""
+        return None if self._process is None else self._process.poll()
+
+    def ask_to_stop(self) -> None:
+        """Returns at once; `stop` then waits."""
+        if self._process is not None:
+            self._process.send_signal(self.stop_signal)
+
     def stop(self) -> None:
         """Nothing happens if it does not run."""
-        process, self._process = self._process, None
+        process = self._process
         if process is None:
             return
-        process.send_signal(self.stop_signal)
+        self.ask_to_stop()
         try:
             process.wait(self.grace_s)
         except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        self._process = None
+
+    def kill(self) -> None:
+        """Nothing happens if it does not run."""
+        process, self._process = self._process, None
+        if process is not None:
             process.kill()
             process.wait()
 
@@ -91,14 +116,11 @@ class LocalServer(ABC):
 
     def _spawn(self, command: list[str | Path]) -> subprocess.Popen[bytes]:
         account = self._account
-        # Few variables: SeaweedFS, for one, takes AWS_* and S3_* for its own configuration. The limit is for it
-        # too: with 256 MiB it spends half its time collecting garbage.
-        environment = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ}
         with self.log.open("ab") as output:
             return subprocess.Popen(
                 command,
-                cwd=self.folder,
-                env=environment | {"GOMEMLIMIT": "768MiB"},
+                cwd=self._working_folder(),
+                env=self._environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -107,7 +129,17 @@ class LocalServer(ABC):
                 user=account and account.uid,
                 group=account and account.gid,
                 extra_groups=account and [],
+                preexec_fn=tied_to_us(self.orphan_signal) if self.dies_with_us else None,
             )
+
+    def _working_folder(self) -> Path:
+        return self.folder
+
+    def _environment(self) -> dict[str, str]:
+        # Few variables: SeaweedFS, for one, takes AWS_* and S3_* for its own configuration. The limit is for it
+        # too: with 256 MiB it spends half its time collecting garbage.
+        ours = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ}
+        return ours | {"GOMEMLIMIT": "768MiB"}
 
 
 _Server = TypeVar("_Server", bound=LocalServer)
@@ -138,15 +170,15 @@ def write_private(path: Path, text: str) -> None:
     path.write_text(text)
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     candidates = random.sample(_PORTS, 100)
-    free = [port for port in candidates if _can_bind(port) and _can_bind(port + TWIN)]
+    free = [port for port in candidates if can_bind(port) and can_bind(port + TWIN)]
     if len(free) < count:
         raise LocalServerError("This machine has no free ports left.")
     return free[:count]
 
 
-def _can_bind(port: int) -> bool:
+def can_bind(port: int) -> bool:
     with socket.socket() as probe:
         try:
             probe.bind((HOST, port))

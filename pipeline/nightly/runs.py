@@ -12,12 +12,13 @@ from sqlalchemy import select
 
 from kernels.params import GenerationParams
 from pipeline.counting import CHARS_PER_TOKEN
+from pipeline.documents import ReadOptions
 from pipeline.errors import PipelineError
 from pipeline.nightly.occurrences import Occurrence, last_due, time_zone
-from pipeline.nightly.sources import files_of, is_visible
+from pipeline.nightly.sources import is_visible, sources_of
 from pipeline.questions import load_questions
 from pipeline.settings import PipelineSettings
-from pipeline.submit import Submission, submit
+from pipeline.submit import submit
 from pipeline.words import duration
 from storage.database import Database, utc_now
 from storage.errors import KeyTaken, ObjectStoreError
@@ -121,26 +122,24 @@ class Nightly:
             answer_by = due.due_at + timedelta(seconds=schedule.answer_by_s)
             if answer_by <= now:
                 return Ran(schedule.name, due.name, kind, None, error="Missed: nothing ran it until its answer-by.")
-        questions = [] if kind == PREFILL else load_questions([Path(schedule.questions)], [])
-        params = GenerationParams(**{**schedule.params, "stop": tuple(schedule.params["stop"])})
+        questions = [] if kind == PREFILL else load_questions([Path(schedule.questions)], [], schedule.variables)
         key = f"nightly:{schedule.schedule_id}:{kind}:{due.name}"
         try:
-            with files_of(schedule.source, self.storage) as files:
-                made: Submission = submit(
-                    self.database,
-                    self.store,
-                    settings=self.settings,
-                    model=schedule.model,
-                    files=list(files),
-                    names=list(files.values()),
-                    questions=questions,
-                    options=params,
-                    title=f"{schedule.name} {due.name}",
-                    client_key=key,
-                    times=JobTimes(answer_by=answer_by),
-                    reuse_answers=True,
-                    only_prefill=kind == PREFILL,
-                )
+            made = submit(
+                self.database,
+                self.store,
+                settings=self.settings,
+                model=schedule.model,
+                files=sources_of(schedule.source, self.settings, self.storage),
+                questions=questions,
+                options=GenerationParams.checked(**schedule.params),
+                reading=ReadOptions.of(schedule.reading),
+                title=f"{schedule.name} {due.name}",
+                client_key=key,
+                times=JobTimes(answer_by=answer_by),
+                reuse_answers=True,
+                only_prefill=kind == PREFILL,
+            )
             job_id, documents = made.job_id, made.documents
         except KeyTaken as exc:  # somebody submitted it before the files changed
             job_id, documents = exc.job_id, 0

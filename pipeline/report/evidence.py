@@ -7,6 +7,8 @@ an answer that shares no such run has no page.
 import re
 from bisect import bisect_right
 from collections import defaultdict
+from collections.abc import Iterator
+from itertools import pairwise
 from typing import NamedTuple
 
 _CJK = r"\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
@@ -39,8 +41,9 @@ class DocumentIndex:
     def __init__(self, text: str, page_starts: tuple[int, ...]) -> None:
         self._text = text
         self._page_starts = page_starts
-        self._spans = [match.span() for match in WORD.finditer(text)]
-        self._words = _words(text)
+        written = WORD.findall(text)
+        self._words = _plain(written)
+        self._spans = list(_spans(text, written))
         self._positions: dict[str, list[int]] = defaultdict(list)
         for position, word in enumerate(self._words):
             self._positions[word].append(position)
@@ -70,16 +73,57 @@ class DocumentIndex:
         return len(self._positions[word]) <= MOST_PLACES and FIGURE.search(word) is not None
 
     def _longest_run(self, words: list[str]) -> tuple[int, int]:
-        """The words [begin, end) of the document."""
-        best_begin, best_end = 0, 0
-        lengths: dict[int, int] = {}  # of the runs up to this word of the answer, by where they end in the document
-        for word in words:
-            lengths = {position + 1: lengths.get(position, 0) + 1 for position in self._positions.get(word, ())}
-            for end, length in lengths.items():
-                if length > best_end - best_begin:
-                    best_begin, best_end = end - length, end
-        return best_begin, best_end
+        """The words [begin, end) of the document, with at least one that is not a function word; else (0, 0).
+
+        Of several, the one that ends first in the answer, then the first in the document. Runs through the word of the
+        answer that is rarest in the document are followed first; what is left lies on one side of it, and counts only
+        where that side is long enough.
+        """
+        length, end, begin = 0, 0, 0
+        counts = [len(self._positions.get(word, ())) for word in words]
+        gaps = [at for at, count in enumerate(counts) if not count]
+        sides = [(left + 1, right) for left, right in pairwise([-1, *gaps, len(words)])]
+        while sides:
+            left, right = sides.pop()
+            telling = [at for at in range(left, right) if words[at] not in COMMON]
+            if right - left < length or not telling:
+                continue
+            middle = (left + right) / 2
+            rarest = min(telling, key=lambda at: (counts[at], abs(at - middle)))
+            for position in self._positions[words[rarest]]:
+                first, stop = self._run_through(words, rarest, position, left, right)
+                found = stop - first
+                start = position - (rarest - first)
+                if found > length or (found == length and (stop, start) < (end, begin)):
+                    length, end, begin = found, stop, start
+            sides += [(left, rarest), (rarest + 1, right)]
+        return begin, begin + length
+
+    def _run_through(self, words: list[str], at: int, position: int, left: int, right: int) -> tuple[int, int]:
+        """The words [first, stop) of the answer, within [left, right), that stand around `position` as well."""
+        document, shift = self._words, position - at
+        first, stop = at, at + 1
+        left, right = max(left, -shift), min(right, len(document) - shift)
+        while first > left and document[first + shift - 1] == words[first - 1]:
+            first -= 1
+        while stop < right and document[stop + shift] == words[stop]:
+            stop += 1
+        return first, stop
+
+
+def _spans(text: str, words: list[str]) -> Iterator[tuple[int, int]]:
+    """Where the words of a text stand: between them is nothing that a word begins with."""
+    stop = 0
+    for word in words:
+        start = text.find(word, stop)
+        stop = start + len(word)
+        yield start, stop
 
 
 def _words(text: str) -> list[str]:
-    return [match.group().casefold().replace("’", "'") for match in WORD.finditer(text)]
+    return _plain(WORD.findall(text))
+
+
+def _plain(words: list[str]) -> list[str]:
+    """All at once: a word holds no line end."""
+    return "\n".join(words).casefold().replace("’", "'").split("\n") if words else []

@@ -1,39 +1,102 @@
-"""CSV and JSONL files of a report."""
+"""Reports as files: the format is the file's ending, and one pass over the answers writes them all."""
 
-import csv
-import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import IO
 
-from pipeline.report.rows import ReportLine
+from pipeline.report.formats import Format, format_of
+from pipeline.report.page_sink import PageSink
+from pipeline.report.rows import ReportLine, lines_in_text
+from pipeline.report.sink import Heading, Sink, fresh_path
+from pipeline.report.summary import Summary, Tally, summary_of
+from pipeline.report.text_sinks import CsvSink, JsonlSink, MarkdownSink, open_text
+from storage.database import Database
+from storage.job_report import job_questions
+from storage.objects import ObjectStore
+from storage.progress import job_status
 
 
-def write_csv(lines: Iterable[ReportLine], file: IO[str]) -> None:
-    """One line per row under a line of column names; empty cells where there is nothing to say."""
-    writer = None
-    for line in lines:
-        record = line.record()
-        if writer is None:
-            writer = csv.DictWriter(file, fieldnames=list(record), lineterminator="\n")
-            writer.writeheader()
-        writer.writerow(record)
+def write_reports(
+    database: Database,
+    store: ObjectStore,
+    tenant: str,
+    job_id: str,
+    paths: Sequence[Path],
+    *,
+    formats: Iterable[Format] | None = None,
+    bom: bool = True,
+    on_line: Callable[[ReportLine], None] = lambda _line: None,
+) -> Summary:
+    """Writes every file from one pass over the job's rows; each appears whole, or the old one stays.
+
+    `formats` are theirs in order, where the endings do not say. `bom`: CSV begins with a byte order mark, by which
+    spreadsheet programs know UTF-8.
+
+    Raises:
+        JobMissing: this tenant has no such job.
+        UnknownFormat: no report has the ending of one of the paths.
+    """
+    kinds = list(formats) if formats is not None else [format_of(path) for path in paths]
+    heading, tally = _heading(database, tenant, job_id), Tally()
+    with ExitStack() as stack:
+        sinks = []
+        for path, kind in zip(paths, kinds, strict=True):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            fresh = fresh_path(path)
+            stack.callback(fresh.unlink, missing_ok=True)
+            sink = _open(fresh, kind, heading, stack, bom=bom)
+            stack.callback(sink.close)
+            sinks.append(sink)
+        for found in lines_in_text(database, store, tenant, job_id):
+            tally.add(found.line)
+            on_line(found.line)
+            for sink in sinks:
+                sink.add(found)
+        summary = summary_of(database, tenant, job_id, tally)
+        for sink in sinks:
+            sink.finish(summary, tally)
+        for path in paths:
+            fresh_path(path).replace(path)
+    return summary
 
 
-def write_jsonl(lines: Iterable[ReportLine], file: IO[str]) -> None:
-    for line in lines:
-        file.write(json.dumps(line.record(), ensure_ascii=False) + "\n")
+def stream_report(
+    database: Database, store: ObjectStore, tenant: str, job_id: str, kind: Format, file: IO[str]
+) -> None:
+    """Writes a report of any format but XLSX to an open file, such as standard output.
+
+    Raises:
+        JobMissing: this tenant has no such job.
+    """
+    heading, tally = _heading(database, tenant, job_id), Tally()
+    with closing(text_sink(file, kind, heading)) as sink:
+        for found in lines_in_text(database, store, tenant, job_id):
+            tally.add(found.line)
+            sink.add(found)
+        sink.finish(summary_of(database, tenant, job_id, tally), tally)
 
 
-def write_files(lines: list[ReportLine], folder: Path) -> tuple[Path, Path]:
-    """Writes answers.csv and answers.jsonl; each appears whole, or the old one stays."""
-    folder.mkdir(parents=True, exist_ok=True)
-    paths = (folder / "answers.csv", folder / "answers.jsonl")
-    for path, write in zip(paths, (write_csv, write_jsonl), strict=True):
-        fresh = path.with_name(f".{path.name}.new")
-        # The mark at the start makes spreadsheet programs read the CSV as UTF-8.
-        encoding = "utf-8-sig" if path.suffix == ".csv" else "utf-8"
-        with fresh.open("w", encoding=encoding, newline="") as file:
-            write(lines, file)
-        fresh.replace(path)
-    return paths
+def _heading(database: Database, tenant: str, job_id: str) -> Heading:
+    with database.reading() as session:
+        job = job_status(session, tenant, job_id)
+        return Heading(job, job_questions(session, tenant, job_id), job.sources)
+
+
+def _open(path: Path, kind: Format, heading: Heading, stack: ExitStack, *, bom: bool) -> Sink:
+    if kind == Format.XLSX:
+        from pipeline.report.xlsx_sink import XlsxSink  # only now: the library is not needed for the others
+
+        return XlsxSink(path, heading)
+    return text_sink(stack.enter_context(open_text(path, bom=bom and kind == Format.CSV)), kind, heading)
+
+
+def text_sink(file: IO[str], kind: Format, heading: Heading) -> Sink:
+    match kind:
+        case Format.CSV:
+            return CsvSink(file)
+        case Format.JSONL:
+            return JsonlSink(file)
+        case Format.MD:
+            return MarkdownSink(file, heading)
+    return PageSink(file, heading)

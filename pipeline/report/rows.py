@@ -1,15 +1,20 @@
 """The rows of a report: one per source and question, with the place of each answer in its document."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from functools import cached_property
+from typing import Any, NamedTuple
 
+from pipeline.playbooks.answer_types import AnswerSpec, AnswerType
+from pipeline.playbooks.values import says_not_found
+from pipeline.report.cells import Cell, cell_of
 from pipeline.report.evidence import DocumentIndex, Evidence
 from storage.database import Database
 from storage.documents import get_text
 from storage.job_report import ReportRow, job_report
 from storage.objects import ObjectStore
+
+_BARE = 3  # words; a Yes or No without a reason stands everywhere and nowhere
 
 
 @dataclass(frozen=True)
@@ -17,9 +22,19 @@ class ReportLine:
     row: ReportRow
     evidence: Evidence | None
 
+    @cached_property
+    def cell(self) -> Cell:
+        return cell_of(self.row, self.evidence)
+
     @property
     def document(self) -> str:
-        return Path(self.row.source).name
+        """The name without its folder."""
+        return self.row.source.rpartition("/")[2]
+
+    @property
+    def question(self) -> str:
+        """As a person wrote it."""
+        return AnswerSpec.of(self.row.spec).question or self.row.question
 
     @property
     def page(self) -> int | None:
@@ -27,19 +42,24 @@ class ReportLine:
 
     def record(self) -> dict[str, Any]:
         """The line as a program takes it. Also the columns of the CSV, in this order."""
-        row, found = self.row, self.evidence
+        row, cell = self.row, self.cell
         return {
             "document": row.source,
             "question_id": row.question_id,
             "title": row.title,
-            "question": row.question,
-            "status": row.state,
+            "question": self.question,
+            "type": cell.type.value,
+            "status": cell.status.value,
             "answer": row.answer,
-            "page": found.page if found else None,
-            "quote": found.quote if found else None,
-            "quote_start": found.start if found else None,
-            "quote_stop": found.stop if found else None,
+            "value": cell.value,
+            "page": cell.page,
+            "quote": cell.quote,
+            "quote_start": cell.start,
+            "quote_stop": cell.stop,
+            "verified": cell.verified,
+            "doubt": cell.doubt,
             "finish": row.finish,
+            "state": row.state,
             "error_code": row.error_code,
             "error": row.error,
             "document_id": row.document_id,
@@ -48,17 +68,54 @@ class ReportLine:
             "output_tokens": row.output_tokens,
             "first_token_s": row.first_token_s,
             "total_s": row.total_s,
+            "carried_from": row.carried_from,
         }
 
+    def json_record(self) -> dict[str, Any]:
+        """`record`, and what fits no cell: the logarithms of probabilities, where they were asked for."""
+        logprobs = self.row.logprobs
+        return self.record() if logprobs is None else {**self.record(), "logprobs": logprobs}
 
-def report_lines(database: Database, store: ObjectStore, tenant: str, job_id: str) -> Iterator[ReportLine]:
-    """Every source × question in the order given, whatever became of it; also of a job that still runs."""
+
+class LineInText(NamedTuple):
+    """A line with the text of its document, where its answer was looked for."""
+
+    line: ReportLine
+    text: str | None
+
+
+def report_lines(
+    database: Database, store: ObjectStore, tenant: str, job_id: str, *, sources: Collection[int] | None = None
+) -> Iterator[ReportLine]:
+    """Every source × question in the order given, whatever became of it; also of a job that still runs.
+
+    `sources` takes those at these positions only.
+    """
+    return (found.line for found in lines_in_text(database, store, tenant, job_id, sources=sources))
+
+
+def lines_in_text(
+    database: Database, store: ObjectStore, tenant: str, job_id: str, *, sources: Collection[int] | None = None
+) -> Iterator[LineInText]:
+    """As `report_lines`. One document is held in memory at a time."""
     with database.reading() as session:
-        rows = list(job_report(session, tenant, job_id))
-    index: DocumentIndex | None = None
-    indexed: int | None = None
-    for row in rows:
-        if row.answer and row.document_id is not None and indexed != row.source_position:
-            index = DocumentIndex(get_text(store, tenant, row.document_id), row.page_starts)
-            indexed = row.source_position
-        yield ReportLine(row, index.find(row.answer) if row.answer and index else None)
+        index: DocumentIndex | None = None
+        indexed: str | None = None
+        text: str | None = None
+        for row in job_report(session, tenant, job_id, sources=sources):
+            if row.document_id != indexed:
+                index, text, indexed = None, None, row.document_id
+            evidence = None
+            if row.answer and row.document_id is not None and _worth_looking(row):
+                if index is None:
+                    text = get_text(store, tenant, row.document_id)
+                    index = DocumentIndex(text, row.page_starts)
+                evidence = index.find(row.answer)
+            yield LineInText(ReportLine(row, evidence), text)
+
+
+def _worth_looking(row: ReportRow) -> bool:
+    answer = row.answer or ""
+    if says_not_found(answer):
+        return False
+    return AnswerSpec.of(row.spec).type != AnswerType.YES_NO or len(answer.split()) > _BARE or len(answer) > 20

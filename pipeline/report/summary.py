@@ -1,10 +1,12 @@
 """What a job cost and saved, from its rows."""
 
 import statistics
+from collections import Counter
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from pipeline.report.cells import CellStatus
 from pipeline.report.rows import ReportLine
 from storage.database import Database
 from storage.progress import JobStatus, Reading, job_readings, job_status, job_timing
@@ -13,18 +15,22 @@ from storage.schema import OPEN_STATES, ItemState
 
 @dataclass(frozen=True)
 class Summary:
-    """A job in numbers. `rows` and the four below count report rows: sources × questions.
+    """A job in numbers. `rows` and the seven below count report rows: sources × questions.
 
-    `tokens_read` is what prefill computed for this job; `tokens_without_sharing` what the answered questions would
-    have read, had each read its document again.
+    `answered` counts those that say that the document does not say, too; `not_found` is how many these are, `doubtful`
+    how many lack a quote they need or a value of their type. `tokens_read` is what prefill computed for this job;
+    `tokens_without_sharing` what the answered questions would have read, had each read its document again.
     """
 
     job_id: str
     rows: int
     answered: int
+    not_found: int
+    doubtful: int
     failed: int
     cancelled: int
     expired: int
+    pending: int
     documents: int
     snapshots_found: int
     snapshots_made: int
@@ -53,25 +59,53 @@ class Summary:
         }
 
 
+@dataclass
+class Tally:
+    """Counts lines as they pass."""
+
+    states: Counter[str] = field(default_factory=Counter)
+    cells: Counter[tuple[int, CellStatus]] = field(default_factory=Counter)  # by the question's position
+    doubtful: int = 0
+    documents: set[str] = field(default_factory=set)
+    firsts: list[float] = field(default_factory=list)
+
+    def add(self, line: ReportLine) -> None:
+        row, cell = line.row, line.cell
+        self.states[row.state] += 1
+        self.cells[row.question_position, cell.status] += 1
+        self.doubtful += cell.doubt is not None
+        if row.document_id:
+            self.documents.add(row.document_id)
+        if row.first_token_s is not None:
+            self.firsts.append(row.first_token_s)
+
+
 def summarise(database: Database, tenant: str, job_id: str, lines: Iterable[ReportLine]) -> Summary:
+    tally = Tally()
+    for line in lines:
+        tally.add(line)
+    return summary_of(database, tenant, job_id, tally)
+
+
+def summary_of(database: Database, tenant: str, job_id: str, tally: Tally) -> Summary:
     with database.reading() as session:
         status: JobStatus = job_status(session, tenant, job_id)
         readings: list[Reading] = job_readings(session, tenant, job_id)
         timing = job_timing(session, job_id)
-    rows = [line.row for line in lines]
-    firsts = [row.first_token_s for row in rows if row.first_token_s is not None]
-    answered = sum(row.state == ItemState.ANSWERED for row in rows)
-    cancelled = sum(row.state == ItemState.CANCELLED for row in rows)
-    expired = sum(row.state == ItemState.EXPIRED for row in rows)
-    still_open = sum(row.state in OPEN_STATES for row in rows)
+    states = tally.states
+    answered, cancelled, expired = states[ItemState.ANSWERED], states[ItemState.CANCELLED], states[ItemState.EXPIRED]
+    still_open = sum(states[state] for state in OPEN_STATES)
     return Summary(
         job_id=job_id,
         rows=status.rows,
         answered=answered,
-        failed=len(rows) - answered - cancelled - expired - still_open,
+        not_found=sum(count for (_, cell), count in tally.cells.items() if cell == CellStatus.NOT_FOUND),
+        doubtful=tally.doubtful,
+        failed=states.total() - answered - cancelled - expired - still_open,
         cancelled=cancelled,
         expired=expired,
-        documents=len({row.document_id for row in rows if row.document_id}),
+        pending=still_open,
+        documents=len(tally.documents),
         snapshots_found=sum(reading.way == "found" for reading in readings),
         snapshots_made=sum(reading.way == "computed" for reading in readings),
         tokens_read=sum(reading.computed_tokens for reading in readings),
@@ -81,5 +115,5 @@ def summarise(database: Database, tenant: str, job_id: str, lines: Iterable[Repo
         snapshot_bytes=sum(reading.size_bytes for reading in readings),
         output_tokens=timing.output_tokens,
         decode_s=timing.decode_s,
-        first_token_s=statistics.median(firsts) if firsts else None,
+        first_token_s=statistics.median(tally.firsts) if tally.firsts else None,
     )

@@ -1,5 +1,6 @@
 """Answers and the closing summary on the screen."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 from rich import box
@@ -7,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from pipeline.report.cells import CellStatus
 from pipeline.report.rows import ReportLine
 from pipeline.report.summary import Summary
 from storage.schema import ItemState
@@ -14,8 +16,16 @@ from storage.schema import ItemState
 MOST_ROWS = 60
 
 
-def print_table(console: Console, lines: list[ReportLine], *, most_rows: int = MOST_ROWS) -> None:
-    """One row per answer; a file that could not be read takes one row in all."""
+def first_lines(kept: list[ReportLine]) -> Callable[[ReportLine], None]:
+    """Keeps as many of the lines it is called with as `print_table` shows."""
+    return lambda line: kept.append(line) if len(kept) < MOST_ROWS else None
+
+
+def print_table(
+    console: Console, lines: list[ReportLine], *, most_rows: int = MOST_ROWS, rows: int | None = None
+) -> None:
+    """One row per answer; a file that could not be read takes one row in all. `rows`: how many there are."""
+    rows = len(lines) if rows is None else rows
     many = len({line.row.source_position for line in lines}) > 1
     table = Table(box=box.SIMPLE_HEAD, expand=console.is_terminal, show_edge=False)
     if many:
@@ -36,15 +46,16 @@ def print_table(console: Console, lines: list[ReportLine], *, most_rows: int = M
         shown.add(row.source_position)
         table.add_row(*([line.document if first else ""] if many else []), *cells)
     console.print(table)
-    if len(lines) > most_rows:
-        console.print(f"… and {len(lines) - most_rows:,} more rows in the files.", style="dim")
+    if rows > min(most_rows, len(lines)):
+        console.print(f"… and {rows - min(most_rows, len(lines)):,} more rows in the files.", style="dim")
 
 
 def _answer(line: ReportLine) -> Text:
-    row = line.row
-    if row.state == ItemState.ANSWERED:
-        return Text(row.answer or "(empty)")
-    return Text(row.error or row.state, style="red" if row.error else "yellow")
+    row, cell = line.row, line.cell
+    if row.state != ItemState.ANSWERED:
+        return Text(row.error or row.state, style="red" if row.error else "yellow")
+    text = Text(cell.shown or "(empty)", style="dim italic" if cell.status == CellStatus.NOT_FOUND else "")
+    return text.append(f" ({cell.doubt})", style="yellow") if cell.doubt else text
 
 
 def print_summary(console: Console, summary: Summary, files: tuple[Path, ...]) -> None:
@@ -79,6 +90,10 @@ def print_summary(console: Console, summary: Summary, files: tuple[Path, ...]) -
 
 def _rows(summary: Summary) -> str:
     parts = [f"{summary.answered:,} of {summary.rows:,} answered"]
+    if summary.not_found:
+        parts.append(f"{summary.not_found:,} of them not found")
+    if summary.doubtful:
+        parts.append(f"{summary.doubtful:,} to look at")
     if summary.failed:
         parts.append(f"{summary.failed:,} with an error")
     if summary.cancelled:

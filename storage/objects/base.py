@@ -78,3 +78,16 @@ class ObjectStore(Protocol):
 
     def close(self) -> None:
         """Let go of connections; the store is not used afterwards."""
+
+
+class Bucket(Protocol):
+    """A bucket that others fill: objects under any names, only read. Every method raises ObjectStoreError."""
+
+    def listing(self, prefix: str = "") -> Iterator[tuple[str, int]]:
+        """Key and size in bytes of each object whose key begins so."""
+
+    def get(self, key: str) -> bytes:
+        """Raises: ObjectMissing."""
+
+    def close(self) -> None:
+        """Let go of connections; the bucket is not used afterwards."""

@@ -13,6 +13,7 @@ from storage.errors import ObjectStoreError
 from storage.objects.base import ObjectStore, StoredObject, is_key
 from storage.objects.copy_folder import CopyFolder
 from storage.objects.files import first_bytes, read_views
+from storage.objects.measured import NoteTransfer, note_nothing
 from storage.objects.partial_copy import PartialCopy
 
 logger = logging.getLogger(__name__)
@@ -43,8 +44,11 @@ class LocalCopies:
     costs copies, never a read or a put. With a budget of 0, copies are only taken away.
     """
 
-    def __init__(self, inner: ObjectStore, folder: Path, budget_bytes: int) -> None:
+    def __init__(
+        self, inner: ObjectStore, folder: Path, budget_bytes: int, *, note: NoteTransfer = note_nothing
+    ) -> None:
         self.inner = inner
+        self._note = note
         self._folder = folder
         self._budget_bytes = budget_bytes
         self._processes: dict[int, _Own] = {}
@@ -58,8 +62,10 @@ class LocalCopies:
             self._copy(key, self._partial(key), 0, [view], view.nbytes)
 
     def get(self, key: str) -> bytes:
+        began = time.perf_counter()
         copy = self._from_copy(key, _read_all)
         if copy is not None:
+            self._note("copies", "get", len(copy), time.perf_counter() - began)
             return copy
         partial = self._partial(key)
         data = self.inner.get(key)
@@ -73,8 +79,11 @@ class LocalCopies:
             read_views(descriptor, start, views)
             return os.fstat(descriptor).st_size
 
+        began = time.perf_counter()
         copy_bytes = self._from_copy(key, read)
         if copy_bytes is not None:
+            num_read = min(max(0, copy_bytes - start), sum(view.nbytes for view in views))
+            self._note("copies", "get", num_read, time.perf_counter() - began)
             return copy_bytes
         partial = self._partial(key)
         size_bytes = self.inner.read_into(key, start, into)

@@ -25,6 +25,7 @@ from storage.errors import (
     StoreDenied,
     StoreFull,
     StoreUnavailable,
+    StoreUnusable,
     WrongRegion,
 )
 from storage.objects.base import StoredObject, check_key, check_prefix, is_key
@@ -199,6 +200,7 @@ class S3Store:
             endpoint_url=settings.s3_endpoint_url,
             aws_access_key_id=key_id and key_id.get_secret_value(),
             aws_secret_access_key=secret and secret.get_secret_value(),
+            verify=str(settings.tls_ca_file) if settings.tls_ca_file else None,
             config=Config(
                 connect_timeout=5,
                 read_timeout=60,
@@ -298,6 +300,11 @@ class S3Store:
         except (boto.NoCredentialsError, boto.PartialCredentialsError, boto.CredentialRetrievalError) as exc:
             raise StoreDenied from exc
         except (boto.ConnectionError, boto.HTTPClientError, *_BROKEN_BODY) as exc:
+            if "CERTIFICATE_VERIFY_FAILED" in str(exc):
+                raise StoreUnusable(
+                    "The certificate of the object store cannot be trusted. "
+                    "Set PLATEMAKER_TLS_CA_FILE to its authority's."
+                ) from exc
             raise StoreUnavailable(
                 f"The object store {self.describe()} does not answer. "
                 "Check that it runs and that PLATEMAKER_S3_ENDPOINT_URL is right."

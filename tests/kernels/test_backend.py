@@ -14,6 +14,7 @@ from kernels.flash import flash_attend
 from kernels.rows import DecodeRows, PrefillRows
 from kernels.steps import EVERYTHING
 from kernels.torch_backend import TorchBackend
+from tests.kernels.exact import naive
 
 CPU = torch.device("cpu")
 
@@ -29,22 +30,6 @@ def chosen(request: pytest.FixtureRequest) -> AttentionBackend:
     from kernels.triton.backend import TritonBackend
 
     return TritonBackend()
-
-
-def naive(
-    q: Tensor, k: Tensor, v: Tensor, seen: Tensor, *, scale: float, softcap: float | None
-) -> tuple[Tensor, Tensor]:
-    """Attention [tokens, query_heads, v_dim] and its lse [query_heads, tokens] in float64, one softmax over all keys.
-
-    q is [query_heads, tokens, head_dim], k and v [kv_heads, keys, dim], `seen` [tokens, keys].
-    """
-    group = q.shape[0] // k.shape[0]
-    k, v = (part.double().repeat_interleave(group, 0) for part in (k, v))
-    scores = q.double() @ k.transpose(1, 2) * scale
-    if softcap is not None:
-        scores = softcap * torch.tanh(scores / softcap)
-    scores = scores.masked_fill(~seen, float("-inf"))
-    return (scores.softmax(-1) @ v).transpose(0, 1), scores.logsumexp(-1)
 
 
 @pytest.mark.parametrize(("window", "softcap"), [(EVERYTHING, None), (40, 5.0), (3, None)])

@@ -202,6 +202,19 @@ def test_a_stop_string_ends_the_answer_and_cuts_the_text_before_it(
     assert stop not in decoder.prompter.text(list(result.token_ids[:-1]))
 
 
+def test_a_stop_string_counts_only_behind_the_least_answer(
+    decoder: OneDocument, questions: list[list[int]], alone: dict[int, tuple[int, ...]]
+) -> None:
+    for least in (0, 1, 5, LENGTH - 1):
+        params = GenerationParams(max_new_tokens=LENGTH, ignore_eos=True, stop=(",",), min_new_tokens=least)
+
+        result = run(decoder, questions[:1], params)[0]
+
+        assert result.token_ids == alone[0][: least + 1]
+        assert result.text == decoder.prompter.text(list(alone[0][: least + 1])).removesuffix(",")
+        assert result.finish == "stop"
+
+
 def test_the_earliest_of_several_stop_strings_counts(
     decoder: OneDocument, questions: list[list[int]], alone: dict[int, tuple[int, ...]]
 ) -> None:

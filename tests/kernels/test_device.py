@@ -104,3 +104,14 @@ def test_a_wrong_setting_stops_the_start_and_is_named(field: str, value: str, mo
 )
 def test_a_model_is_called_by_its_hub_id_or_the_last_part_of_its_path(model: str, name: str) -> None:
     assert KernelSettings(model=model).model_name == name
+
+
+@pytest.mark.parametrize(("installed", "reason"), [(False, "torch_musa is not installed"), (True, "it sees no card")])
+def test_a_musa_card_that_is_not_there_is_refused_with_the_reason(
+    installed: bool, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device.importlib.util, "find_spec", lambda name: installed or None)
+    monkeypatch.setattr(device.importlib, "import_module", lambda name: None)
+
+    with pytest.raises(DeviceUnavailable, match=reason):
+        pick_device(KernelSettings(device="musa").device)

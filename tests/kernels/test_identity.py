@@ -2,10 +2,13 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from kernels import identity
 from kernels.architecture import VOLATILE, context_len, read_config
@@ -28,10 +31,19 @@ def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache" / "platemaker"
 
 
+PARTS = {"model-00001-of-00002.safetensors": 1.0, "model-00002-of-00002.safetensors": 2.0}
+
+
+def write_index(path: Path, names: Iterable[str]) -> None:
+    weight_map = {f"weight.{number}": name for number, name in enumerate(names)}
+    (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+
+
 def make_folder(path: Path) -> Path:
     path.mkdir()
-    (path / "model-00001-of-00002.safetensors").write_bytes(b"first half " * 50)
-    (path / "model-00002-of-00002.safetensors").write_bytes(b"second half " * 50)
+    for name, value in PARTS.items():
+        save_file({"weight": torch.full((200,), value)}, path / name)
+    write_index(path, PARTS)
     (path / "tokenizer.json").write_text('{"model": {}}')
     (path / "tokenizer_config.json").write_text("{}")
     (path / "config.json").write_text(json.dumps(CONFIG))
@@ -105,12 +117,20 @@ def test_one_flipped_byte_changes_the_digest(folder: Path) -> None:
     assert weights_digest(folder) != before
 
 
-def test_a_file_more_or_less_changes_the_digest(folder: Path) -> None:
+def test_a_file_more_or_less_in_the_index_changes_the_digest(folder: Path) -> None:
     before = weights_digest(folder)
 
-    (folder / "model-00002-of-00002.safetensors").unlink()
+    write_index(folder, [*PARTS][:1])
 
     assert weights_digest(folder) != before
+
+
+def test_a_file_that_is_not_loaded_changes_nothing(folder: Path) -> None:
+    before = weights_digest(folder)
+
+    (folder / "consolidated.safetensors").write_bytes(b"the same weights in another form")
+
+    assert weights_digest(folder) == before
 
 
 def test_swapped_files_change_the_digest(folder: Path) -> None:
@@ -139,7 +159,7 @@ def test_size_and_time_of_change_are_trusted_until_the_cache_is_gone(folder: Pat
 
 def test_unchanged_weights_are_read_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = weights_digest(folder)
-    monkeypatch.setattr(identity, "_file_digest", lambda path: pytest.fail(f"{path} was read again"))
+    monkeypatch.setattr(identity, "file_digest", lambda path: pytest.fail(f"{path} was read again"))
 
     assert weights_digest(folder) == first
 
@@ -186,7 +206,7 @@ def test_digests_do_not_depend_on_pythons_hash_seed(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("lost", "digest", "what"),
     [
-        ("*.safetensors", weights_digest, "no .safetensors file"),
+        ("model*", weights_digest, "no .safetensors file"),
         ("tokenizer*", tokenizer_digest, "no tokenizer files"),
         ("config.json", read_config, "config.json is missing"),
     ],

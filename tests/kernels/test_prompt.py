@@ -56,6 +56,7 @@ def save_tokenizer(folder: Path, template: str | None, *, adds_bos: bool = False
     )
     fast.chat_template = template
     fast.save_pretrained(folder)
+    (folder / "config.json").write_text(json.dumps({"vocab_size": len(fast)}))
     return folder
 
 
@@ -66,7 +67,9 @@ def template(request: pytest.FixtureRequest) -> str | None:
 
 @pytest.fixture(params=[False, True], ids=["", "bos added"])
 def prompter(template: str | None, request: pytest.FixtureRequest, tmp_path: Path) -> Prompter:
-    return Prompter(save_tokenizer(tmp_path / "model", template, adds_bos=request.param), SYSTEM)
+    return Prompter(
+        save_tokenizer(tmp_path / "model", template, adds_bos=request.param), SYSTEM, plain=template is None
+    )
 
 
 @pytest.fixture
@@ -162,7 +165,8 @@ def test_system_prompt_and_template_are_part_of_the_template_digest(tmp_path: Pa
     digests = set()
     for number, text in enumerate(TEMPLATES.values()):
         folder = save_tokenizer(tmp_path / str(number), text)
-        digests |= {Prompter(folder, SYSTEM).template_digest(), Prompter(folder, "Be brief.").template_digest()}
+        for system in (SYSTEM, "Be brief."):
+            digests.add(Prompter(folder, system, plain=text is None).template_digest())
 
     # Both ways of having no system turn give the same prompt.
     assert len(digests) == 2 * (len(TEMPLATES) - 1)
@@ -205,6 +209,39 @@ def test_a_template_that_leaves_the_document_out_makes_the_model_incomplete(tmp_
 
     with pytest.raises(ModelIncomplete, match="chat template cannot be rendered"):
         Prompter(folder, SYSTEM)
+
+
+def test_a_missing_template_is_refused_unless_plain_text_is_meant(tmp_path: Path) -> None:
+    folder = save_tokenizer(tmp_path / "model", None)
+
+    with pytest.raises(ModelIncomplete, match=r"no chat template .*PLATEMAKER_PLAIN_PROMPT") as caught:
+        Prompter(folder, SYSTEM)
+
+    assert caught.value.name == str(folder)
+    assert Prompter(folder, SYSTEM, plain=True).prefix_ids(DOCUMENT)
+
+
+def test_plain_text_is_not_used_where_there_is_a_template(tmp_path: Path) -> None:
+    folder = save_tokenizer(tmp_path / "model", CHATML)
+
+    assert Prompter(folder, SYSTEM, plain=True).parts == Prompter(folder, SYSTEM).parts
+
+
+def test_a_vocabulary_beyond_the_models_is_refused_but_for_padding(tmp_path: Path) -> None:
+    folder = save_tokenizer(tmp_path / "model", CHATML)
+    rows = json.loads((folder / "config.json").read_text())["vocab_size"]
+    (folder / "config.json").write_text(json.dumps({"vocab_size": rows - 1}))
+
+    with pytest.raises(
+        ModelIncomplete, match=f"tokens up to number {rows - 1:,}, and its config.json knows {rows - 1:,}"
+    ):
+        Prompter(folder, SYSTEM)
+
+    (folder / "config.json").write_text(json.dumps({"vocab_size": rows}))
+    padded = Prompter(folder, SYSTEM).tokenizer
+    padded.add_special_tokens({"pad_token": "<pad>"})
+    padded.save_pretrained(folder)
+    assert Prompter(folder, SYSTEM).tokenizer.pad_token_id == rows
 
 
 def test_a_folder_without_a_tokenizer_is_incomplete(tmp_path: Path) -> None:

@@ -1,8 +1,10 @@
 """The small real model in float32 against transformers' own attention, reading document and question at once."""
 
+import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -120,3 +122,56 @@ def test_greedy_answers_equal_transformers_generate_in_either_order(engine: Engi
     assert {key: result.token_ids for key, result in backward.items()} == {
         key: result.token_ids for key, result in forward.items()
     }
+
+
+CHOICES = ("the Supplier", "the Customer", "both Parties", "not stated", "5 days")
+SCHEMA = {
+    "type": "object",
+    "properties": {"found": {"type": "boolean"}, "words": {"type": "string", "maxLength": 30}},
+    "required": ["found", "words"],
+    "additionalProperties": False,
+}
+
+
+def test_a_constrained_answer_is_greedy_among_all_tokens_that_its_form_allows(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a vocabulary whose tokens overlap in many ways; the allowed ones are found by their texts."""
+    tokenizer, logits = engine.prompter.tokenizer, []
+    texts = [token.replace("\u0120", " ") for token in tokenizer.convert_ids_to_tokens(range(len(tokenizer)))]
+    honest = LanguageModel.ask_all
+
+    def recording(self: LanguageModel, *how: Any) -> Tensor:
+        found = honest(self, *how)
+        logits.append(found.clone())
+        return found
+
+    prefix = engine.prompter.prefix_ids((SAMPLES / "supply-agreement.txt").read_text("utf-8")[:300])
+    kv = prefill(engine.model, prefix, stops=chunk_stops(len(prefix), 0, 128)).kv
+    monkeypatch.setattr(LanguageModel, "ask_all", recording)
+    question = engine.prompter.question_ids("Who shall give notice?")
+    forms = (GenerationParams(choices=CHOICES), GenerationParams(json_schema=json.dumps(SCHEMA)))
+    decoder = Decoder(engine.model, engine.prompter, max_batch=2)
+
+    chosen, parsed = sorted(
+        decoder.run([DecodeRequest(key, question, form, kv) for key, form in enumerate(forms)]),
+        key=lambda result: result.key,
+    )
+
+    assert chosen.text in CHOICES
+    begun = ""
+    for step, token in enumerate(chosen.token_ids):
+        left = [choice[len(begun) :] for choice in CHOICES if choice.startswith(begun)]
+        allowed = [
+            number
+            for number, text in enumerate(texts)
+            if number not in tokenizer.all_special_ids and any(way.startswith(text) for way in left)
+        ]
+        assert token in allowed
+        # Where the next letter is the same in all of them, the tokenizer's own token is taken.
+        assert len({way[0] for way in left}) == 1 or token == allowed[int(logits[step][0, allowed].argmax())]
+        begun += texts[token]
+    assert begun == chosen.text
+    value = json.loads(parsed.text)
+    assert isinstance(value["found"], bool) and len(value["words"]) <= 30
+    assert (chosen.finish, parsed.finish) == ("stop", "stop")

@@ -195,6 +195,7 @@ SECRETS = {
     "database_url": f"postgresql://me:{SECRET}@127.0.0.1:1/name",
     "s3_access_key_id": SECRET,
     "s3_secret_access_key": SECRET,
+    "flower_auth": f"me:{SECRET}",
 }
 
 
@@ -234,7 +235,7 @@ def test_a_submitted_job_is_seen_and_ended_without_workers(valkey_server: Valkey
     assert cancelled.returncode == Exit.OK and f"{job_id} cancelled" in cancelled.stdout
     assert watched.returncode == Exit.CANCELLED
     states = [json.loads(line)["status"] for line in answers.stdout.splitlines()]
-    assert states == ["cancelled", "unreadable"]
+    assert states == ["error", "error"]
 
 
 def test_one_key_is_one_job_and_other_content_under_it_is_refused(valkey_server: Valkey, upgraded: Run) -> None:
@@ -258,3 +259,45 @@ def test_a_schedule_that_is_wrong_or_not_there_is_told(upgraded: Run) -> None:
 
     assert [ran.returncode for ran in (wrong, missing, asked, unknown)] == [Exit.USAGE] * 4
     assert "There is no schedule n." in unknown.stderr
+
+
+def test_a_playbook_is_shown_and_checked_without_a_database(tmp_path: Path, platemaker: Run) -> None:
+    (tmp_path / "mine.yaml").write_text("include: nda\nquestions:\n- question: Who is {party}?\n  type: number\n")
+
+    listed = platemaker("playbook", "list", "--json")
+    shown = platemaker("playbook", "show", "mine.yaml", "--set", "party=Acme", "--json")
+    checked = platemaker("playbook", "check", "mine.yaml", "--json")
+    fine = platemaker("playbook", "check", "nda", "cuad")
+
+    assert [json.loads(line)["name"] for line in listed.stdout.splitlines()] == ["cuad", "nda"]
+    questions = [json.loads(line) for line in shown.stdout.splitlines()]
+    assert len(questions) == 18 and questions[0]["type"] == "yes_no"
+    assert questions[0]["prompt"].startswith("Information must be marked: ")
+    assert checked.returncode == Exit.USAGE
+    problems = json.loads(checked.stdout)["problems"]
+    assert [(problem["line"], problem["column"]) for problem in problems] == [(3, None), (4, 9)]
+    assert (fine.returncode, fine.stdout) == (Exit.OK, "58 questions, no problem.\n")
+
+
+def test_a_variable_that_nothing_uses_is_told(platemaker: Run) -> None:
+    ran = platemaker("run", "contract.txt", "--questions", "nda", "--set", "party=Acme")
+
+    assert ran.returncode == Exit.USAGE
+    assert "no question uses {party}" in " ".join(ran.stderr.split())
+
+
+def test_a_report_is_written_in_every_format_before_anything_is_answered(
+    tmp_path: Path, valkey_server: Valkey, upgraded: Run
+) -> None:
+    submitted = upgraded("submit", "contract.txt", "absent.txt", "-q", "When?", broker_url=valkey_server.url)
+    job_id = submitted.stdout.strip()
+    paths = [tmp_path / f"out/a.{ending}" for ending in ("xlsx", "html", "csv", "jsonl", "md")]
+
+    written = upgraded("report", job_id, *(part for path in paths for part in ("-o", str(path))), "--json")
+    wrong = upgraded("report", job_id, "-o", "a.pdf")
+    compared = upgraded("compare", job_id, job_id, "--json")
+
+    assert json.loads(written.stdout)["rows"] == 2
+    assert all(path.stat().st_size for path in paths)
+    assert wrong.returncode == Exit.USAGE and "use .xlsx, .html, .csv, .jsonl, .md" in wrong.stderr
+    assert json.loads(compared.stdout)["same"] == 2

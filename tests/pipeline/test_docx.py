@@ -1,8 +1,10 @@
 from pathlib import Path
 
 import docx
+import pytest
 
-from tests.pipeline.made_files import STRICT_WORD, docx_file, numbering_part, p, pages_of, read
+from pipeline.documents import ReadOptions, Tracked, read_document
+from tests.pipeline.made_files import LIMITS, STRICT_WORD, docx_file, numbering_part, p, pages_of, read
 
 
 def test_word_text_boxes_are_read_once_after_their_paragraph(tmp_path: Path) -> None:
@@ -166,3 +168,58 @@ def test_a_file_that_python_docx_wrote_is_read(tmp_path: Path) -> None:
     written.save(str(path))
 
     assert pages_of(read(path)) == ["Lease\n1. First\n2. Second", "• Point"]
+
+
+TRACKED = (
+    p("pay ", "<w:del><w:r><w:delText>30</w:delText></w:r></w:del>", "<w:ins><w:r><w:t>60</w:t></w:r></w:ins>", " days")
+    + p("<w:ins><w:r><w:t>New clause.</w:t></w:r></w:ins>", more="<w:rPr><w:ins/></w:rPr>")
+    + p("<w:moveFrom><w:r><w:t>Here.</w:t></w:r></w:moveFrom>", more="<w:rPr><w:del/></w:rPr>")
+    + p("Law", "<w:moveTo><w:r><w:t> and here.</w:t></w:r></w:moveTo>")
+    + "<w:tbl><w:tr><w:trPr><w:ins/></w:trPr><w:tc>{0}</w:tc><w:tc>{0}</w:tc></w:tr>"
+    "<w:tr><w:trPr><w:del/></w:trPr><w:tc>{1}</w:tc><w:tc>{1}</w:tc></w:tr></w:tbl>".format(p("in"), p("out"))
+)
+
+
+@pytest.mark.parametrize(
+    ("tracked", "text"),
+    [
+        (Tracked.ACCEPT, "pay 60 days\nNew clause.\nLaw and here.\nin | in"),
+        (Tracked.REJECT, "pay 30 days\nHere.\nLaw\nout | out"),
+        (
+            Tracked.MARK,
+            "pay [-30-][+60+] days\n[+New clause.+]\n[-Here.-]\nLaw[+ and here.+]\n[+in | in+]\n[-out | out-]",
+        ),
+    ],
+)
+def test_tracked_changes_are_accepted_rejected_or_marked(tracked: Tracked, text: str, tmp_path: Path) -> None:
+    document = read_document(docx_file(tmp_path, TRACKED), limits=LIMITS, options=ReadOptions(tracked=tracked))
+
+    assert document.text == text
+
+
+def test_a_clause_put_in_takes_its_number_only_where_it_is_shown(tmp_path: Path) -> None:
+    body = (
+        p("Term", level=0)
+        + p("<w:ins><w:r><w:t>Penalty</w:t></w:r></w:ins>", level=0, more="<w:rPr><w:ins/></w:rPr>")
+        + p("Law", level=0)
+    )
+    path = docx_file(tmp_path, body, numbering=numbering_part(("decimal", "%1.")))
+
+    accepted, rejected = (
+        read_document(path, limits=LIMITS, options=ReadOptions(tracked=tracked)).text
+        for tracked in (Tracked.ACCEPT, Tracked.REJECT)
+    )
+
+    assert accepted == "1. Term\n2. Penalty\n3. Law"
+    assert rejected == "1. Term\n2. Law"
+
+
+def test_comments_follow_their_paragraph_when_asked_for(tmp_path: Path) -> None:
+    body = p("pay", '<w:r><w:commentReference w:id="0"/></w:r>', " 60 days")
+    comments = f'<w:comments><w:comment w:id="0" w:author="Jane Roe">{p("too")}{p("long!")}</w:comment></w:comments>'
+
+    document = read_document(
+        docx_file(tmp_path, body, comments=comments), limits=LIMITS, options=ReadOptions(comments=True)
+    )
+
+    assert document.text == "pay 60 days\n[Comment by Jane Roe: too\nlong!]"

@@ -1,26 +1,32 @@
 """Schedules from files to jobs, on SQLite and a folder store."""
 
 from collections.abc import Iterator
+from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pipeline.documents import AS_USUAL, Normalise, ReadOptions
 from pipeline.errors import ScheduleError
 from pipeline.local_servers import SeaweedFS
 from pipeline.nightly.occurrences import Occurrence, last_due, next_due, time_zone
 from pipeline.nightly.runs import Nightly, Ran
-from pipeline.nightly.sources import files_of, is_visible
+from pipeline.nightly.sources import is_visible, sources_of
 from pipeline.settings import PipelineSettings
 from storage.database import Database
+from storage.documents import get_text
 from storage.items import NewAnswer, answer_item, claim_items
 from storage.job_report import job_report
 from storage.objects import FolderStore
 from storage.objects.s3 import S3Store
 from storage.progress import job_status
 from storage.schedules import add_schedule, list_schedules, pause_schedule, resume_schedule, schedule_runs
+from storage.schema import SnapshotState
 from storage.settings import StorageSettings
+from storage.snapshots import find_or_create, note_readings
+from tests.storage.made_rows import fingerprint
 
 BERLIN, SHANGHAI = "Europe/Berlin", "Asia/Shanghai"
 DUE = datetime(2026, 11, 3, 17, 0, tzinfo=UTC)  # one at night in Shanghai
@@ -102,7 +108,9 @@ def nightly(tmp_path: Path, folder: Path) -> Iterator[Nightly]:
         "name": "nightly",
         "source": str(folder),
         "questions": str(tmp_path / "checklist.txt"),
+        "variables": {},
         "params": PARAMS,
+        "reading": asdict(AS_USUAL),
         "model": "tiny",
         "at": "0 1 * * *",
         "time_zone": SHANGHAI,
@@ -115,11 +123,14 @@ def nightly(tmp_path: Path, folder: Path) -> Iterator[Nightly]:
 
 
 def answer_all(nightly: Nightly, ran: Ran, *, total_s: float = 1.0) -> None:
-    """As workers would, with one token a second."""
+    """As workers would: every document read in a second, one token an answer."""
     with nightly.database.reading() as session:
         documents = {row.document_id for row in job_report(session, "default", str(ran.job_id)) if row.document_id}
     for document_id in documents:
         with nightly.database.writing() as session:
+            row = find_or_create(session, fingerprint(tenant="default", document_id=document_id), num_tokens=9, now=DUE)
+            row.state = SnapshotState.READY
+            note_readings(session, row, model="tiny", computed_tokens=9, prefill_s=1.0, now=DUE)
             taken = claim_items(
                 session,
                 tenant="default",
@@ -217,25 +228,6 @@ def test_a_night_that_is_too_short_is_told(nightly: Nightly, folder: Path) -> No
     (first,) = nightly.tick(DUE)
     assert (first.expected_finish_at, first.warning) == (None, None)  # nothing was measured yet
     answer_all(nightly, first, total_s=5 * 3600.0)
-    with nightly.database.writing() as session:
-        from storage.schema import ReadingRow, SnapshotState
-        from storage.snapshots import find_or_create
-        from tests.storage.made_rows import fingerprint
-
-        made = find_or_create(session, fingerprint(tenant="default"), num_tokens=9, now=DUE)
-        made.state = SnapshotState.READY
-        session.add(
-            ReadingRow(
-                job_id=first.job_id,
-                document_id=made.document_id,
-                snapshot_id=made.snapshot_id,
-                way="computed",
-                computed_tokens=9,
-                reused_tokens=0,
-                prefill_s=1.0,
-                created_at=DUE,
-            )
-        )
     for name in ("c.txt", "d.txt", "e.txt"):
         (folder / name).write_text(f"Another contract, {name}.")
 
@@ -249,19 +241,35 @@ def test_a_night_that_is_too_short_is_told(nightly: Nightly, folder: Path) -> No
 
 
 def test_files_of_a_bucket_have_names_of_their_own(s3_server: SeaweedFS, tmp_path: Path) -> None:
-    settings = s3_server.settings()
+    storage, settings = s3_server.settings(), PipelineSettings()
     source = "s3://platemaker/inbox"
-    with pytest.raises(ScheduleError, match="no document"), files_of(source, settings):
-        pass
-    there = S3Store(settings.model_copy(update={"store_url": "s3://platemaker"}))
+    with pytest.raises(ScheduleError, match="no document"):
+        sources_of(source, settings, storage)
+    there = S3Store(storage.model_copy(update={"store_url": "s3://platemaker"}))
     client = there._connection().client
-    for name in ("inbox/Lieferung März 1.txt", "inbox/2026/b.txt", "inbox/c.xls", "elsewhere/d.txt"):
+    for name in ("inbox/Lieferung März 1.txt", "inbox/2026/b.txt", "elsewhere/d.txt"):
         client.put_object(Bucket="platemaker", Key=name, Body=name.encode())
 
-    with files_of(source, settings) as files:
-        found = {name: path.read_text() for path, name in files.items()}
+    found = sources_of(source, settings, storage)
 
-    assert found == {f"s3://platemaker/{name}": name for name in ("inbox/2026/b.txt", "inbox/Lieferung März 1.txt")}
-    (tmp_path / "q.txt").write_text("When?")
-    assert is_visible(source, str(tmp_path / "q.txt"))
+    assert [each.name for each in found] == [f"{source}/2026/b.txt", f"{source}/Lieferung März 1.txt"]
+    assert is_visible(source, "nda")
+    assert not is_visible(source, str(tmp_path / "q.txt"))
     there.close()
+
+
+def test_a_schedule_keeps_its_playbook_its_values_and_how_files_are_read(nightly: Nightly, tmp_path: Path) -> None:
+    (tmp_path / "q.yaml").write_text("- question: Who is {party}?\n  type: yes_no\n")
+    (tmp_path / "contracts/a.txt").write_text("a\n\n\n\n\nb")
+    with nightly.database.writing() as session:
+        row = list_schedules(session, "default")[0]
+        row.questions, row.variables = str(tmp_path / "q.yaml"), {"party": "Acme"}
+        row.reading = asdict(ReadOptions(normalise=Normalise.FURNITURE))
+
+    (ran,) = nightly.tick(DUE)
+
+    with nightly.database.reading() as session:
+        first = next(job_report(session, "default", str(ran.job_id)))
+    assert "Who is Acme?" in first.question and first.spec["type"] == "yes_no"
+    assert first.document_id is not None
+    assert get_text(nightly.store, "default", first.document_id).split("\n") == ["a", "b"]

@@ -114,6 +114,48 @@ def test_stop_texts_are_kept_as_they_are(name: str, content: str, stop: tuple[st
     assert question.stop == stop
 
 
+SCHEMA = {
+    "type": "object",
+    "properties": {"sum": {"type": "integer", "minimum": 5}, "law": {"enum": ["No", "7", 7, 0.5, None, "1.0.0"]}},
+    "additionalProperties": False,
+}
+SAME_FORMS = {
+    "list.yaml": """
+- question: A?
+  choices: [Yes, No, 1]
+- question: B?
+  regex: " [0-9]+"
+- question: C?
+  json_schema:
+    type: object
+    properties: {sum: {type: integer, minimum: 5}, law: {enum: [No, "7", 7, 0.5, null, 1.0.0]}}
+    additionalProperties: false
+""",
+    "list.csv": 'question,choices,regex,json_schema\nA?,Yes | No|1,,\nB?,," [0-9]+",\nC?,,,'
+    + '"'
+    + json.dumps(SCHEMA).replace('"', '""')
+    + '"\n',
+    "list.jsonl": "\n".join(
+        json.dumps(entry)
+        for entry in (
+            {"question": "A?", "choices": ["Yes", "No", "1"]},
+            {"question": "B?", "regex": " [0-9]+"},
+            {"question": "C?", "json_schema": SCHEMA},
+        )
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SAME_FORMS)
+def test_every_kind_of_file_says_the_form_of_an_answer(name: str, tmp_path: Path) -> None:
+    chosen, matched, parsed = load(tmp_path, name, SAME_FORMS[name])
+
+    assert [question.error for question in (chosen, matched, parsed)] == [None] * 3
+    assert chosen.choices == ("Yes", "No", "1")
+    assert matched.regex == " [0-9]+"
+    assert json.loads(parsed.json_schema or "") == SCHEMA
+
+
 def test_a_long_question_is_its_own_title_cut_to_one_line(tmp_path: Path) -> None:
     (question,) = load(tmp_path, "list.yaml", "- |\n  Which of the\n  parties" + " must" * 30)
 
@@ -147,6 +189,30 @@ BAD_ENTRIES = {
         "duplicate_question",
         "id first .* already used at list.*1;",
     ),
+    "no choices": ('{"question": "A?", "choices": []}', "bad_question", "choices: .*at least 1"),
+    "empty choice": ('{"question": "A?", "choices": ["a", " "]}', "bad_question", "choices.1"),
+    "number as a choice": ('{"question": "A?", "choices": ["a", 1]}', "bad_question", "choices.1: .*valid string"),
+    "broken regex": ('{"question": "A?", "regex": "[a"}', "bad_question", "regex: unclosed character class"),
+    "regex that looks around": ('{"question": "A?", "regex": "a(?=b)"}', "bad_question", "regex: look-around"),
+    "schema that is no object": ('{"question": "A?", "json_schema": 7}', "bad_question", "not a JSON object"),
+    "broken schema text": ('{"question": "A?", "json_schema": "{"}', "bad_question", "it is not JSON"),
+    "schema with a number that is none": (
+        '{"question": "A?", "json_schema": {"minimum": NaN}}',
+        "bad_question",
+        "json_schema",
+    ),
+    "schema of half a character": (
+        '{"question": "A?", "json_schema": {"enum": ["\\ud800"]}}',
+        "bad_question",
+        "schema",
+    ),
+    "schema nobody can enforce": (
+        '{"question": "A?", "json_schema": {"not": {}}}',
+        "bad_question",
+        "cannot be enforced",
+    ),
+    "two forms": ('{"question": "A?", "regex": "a", "choices": ["a"]}', "bad_question", "only one of"),
+    "form and stop": ('{"question": "A?", "regex": "a", "stop": "a"}', "bad_question", "ends by itself"),
     "empty stop text": ('{"question": "A?", "stop": [""]}', "bad_question", "stop"),
     "NUL": ('{"question": "A\\u0000?"}', "bad_question", "NUL"),
     "half a character": ('{"question": "A\\ud800?"}', "bad_question", "question: .*unicode"),
@@ -156,7 +222,7 @@ BAD_ENTRIES = {
 }
 
 
-ONLY_IN_JSON = {"number", "number as id"}  # in YAML these are text
+ONLY_IN_JSON = {"number", "number as id", "number as a choice"}  # in YAML these are text
 
 
 @pytest.mark.parametrize(
@@ -246,7 +312,8 @@ UNREADABLE = {
     "remarks only": ("list.txt", "# none yet\n", None, "no question"),
     "Latin-1": ("list.txt", "Qui décide?".encode("latin-1"), None, "not UTF-8"),
     "UTF-16": ("list.yaml", "- A?".encode("utf-16"), None, "not UTF-8"),
-    "another type": ("list.xlsx", "PK", None, r"read from \.yaml, \.yml, \.csv, \.jsonl, \.txt"),
+    "another type": ("list.docx", "PK", None, r"read from \.yaml, \.yml, \.csv, \.jsonl, \.xlsx, \.txt"),
+    "no workbook": ("list.xlsx", "PK", None, "not an XLSX workbook"),
     "no type": ("list", "A?", None, "read from"),
 }
 
@@ -310,6 +377,7 @@ PIECES = [
         "@",
         "`",
     ),
+    *("regex", "choices", "json_schema", "json_schema: {type: ", '"json_schema": {"$ref": ', "|"),
     *("question", "questions:", "id", "max_tokens", "stop", "title", "q1", "q1#2", "null", "2025-13-45", "1e999"),
     *("&a ", "*a", "!!int ", "!!python/object:os.system ", "%YAML 1.", "---", "...", "9" * 5000),
     *("\\x", "\\UFFFFFFFF", "\\ud800", "\t", "\0", "\r", "\x85", "\u2028", "\ufeff"),
@@ -335,6 +403,8 @@ contents = st.one_of(
 @example(b"- %s%s" % (b"[" * 300, b"]" * 300))
 @example(b'%s"question"%s' % (b"[" * 900, b"]" * 900))
 @example(b'{"question": %s1%s}' % (b"[" * 900, b"]" * 900))
+@example(b'{"question": "A?", "json_schema": %s{}%s}' % (b'{"items": ' * 900, b"}" * 900))
+@example(b"- {question: A, json_schema: {minimum: 1e999, const: 00, x: -, enum: [%s]}}" % (b"9" * 5000))
 @example(b"- {? %s%s : x}" % (b"[" * 150, b"]" * 150))
 def test_whatever_a_file_holds_it_gives_questions_or_says_why_not(content: bytes) -> None:
     with tempfile.TemporaryDirectory() as folder:

@@ -1,6 +1,7 @@
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 import time
@@ -11,11 +12,12 @@ from zipfile import ZIP_DEFLATED, ZipFile
 import pytest
 from reportlab.lib.pdfencrypt import StandardEncryption
 
-from pipeline.documents import Document, ParseLimits, read_document, read_documents, reader
+from pipeline.documents import Document, ParseLimits, parser_pool, read_document, read_documents
 from pipeline.errors import (
     DOCUMENT_ERRORS,
     DocumentError,
     EmptyDocument,
+    EmptyFolder,
     EncryptedDocument,
     MissingFile,
     NoTextLayer,
@@ -37,6 +39,15 @@ from tests.pipeline.made_files import (
 )
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+ANSWER = {
+    "text": "text",
+    "page_starts": [0],
+    "pages_without_text": [],
+    "kind": "text",
+    "parts": [],
+    "notes": [],
+    "removed": [],
+}
 OLE = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(504)
 
 
@@ -128,7 +139,7 @@ UNREADABLE: dict[str, tuple[Callable[[Path], Path], type[DocumentError]]] = {
     "no bytes": (lambda folder: text_file(folder, b""), EmptyDocument),
     "blanks": (lambda folder: text_file(folder, " \n\t\r\n\f \u200b\u00a0"), EmptyDocument),
     "empty Word file": (lambda folder: docx_file(folder, p("")), EmptyDocument),
-    "unknown type": (lambda folder: text_file(folder, "<html>", "contract.html"), UnsupportedType),
+    "unknown type": (lambda folder: text_file(folder, "a,b", "contract.csv"), UnsupportedType),
     "no type": (lambda folder: text_file(folder, "some text", "contract"), UnsupportedType),
     "old Word file": (
         lambda folder: text_file(folder, OLE + "WordDocument".encode("utf-16-le"), "contract.doc"),
@@ -200,6 +211,7 @@ def test_a_document_errors_code_and_details_give_it_back(tmp_path: Path) -> None
     path = tmp_path / "contract.pdf"
     errors: list[DocumentError] = [
         MissingFile(path),
+        EmptyFolder(path),
         EmptyDocument(path),
         UnsupportedType(path, found="an image"),
         EncryptedDocument(path),
@@ -246,14 +258,34 @@ def test_a_file_that_may_not_be_read_says_so(tmp_path: Path) -> None:
         read(path)
 
 
-def child_running(script: str) -> tuple[str, ...]:
-    return (sys.executable, "-c", script)
+@pytest.fixture
+def parsers_that(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+    """Makes the parsing processes do something else in place of parsing `path` from the open `file`."""
+
+    def use(body: str) -> None:
+        script = "\n".join(
+            [
+                "import json, os, sys, time, pipeline.documents.parser_server as server",
+                "def answer_to(request, file):",
+                "    path = request['path']",
+                f"    {body}",
+                "server.answer_to = answer_to",
+                "server.main()",
+            ]
+        )
+        monkeypatch.setattr(parser_pool, "SERVER_COMMAND", (sys.executable, "-c", script))
+        parser_pool.close_idle()
+
+    yield use
+    parser_pool.close_idle()
 
 
-def test_a_parser_that_hangs_is_ended_at_the_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+WRITE_PID = "print(os.getpid(), file=open(path + '.pid', 'w', 1))"
+
+
+def test_a_parser_that_hangs_is_ended_at_the_time_limit(tmp_path: Path, parsers_that: Callable[[str], None]) -> None:
     path = text_file(tmp_path, "text")
-    script = "import os, sys, time; print(os.getpid(), file=open(sys.argv[1] + '.pid', 'w', 1)); time.sleep(60)"
-    monkeypatch.setattr(reader, "CHILD_COMMAND", child_running(script))
+    parsers_that(f"{WRITE_PID}; time.sleep(60)")
     started = time.monotonic()
 
     with pytest.raises(ParseLimitExceeded, match="limit of 1 s for time"):
@@ -264,16 +296,15 @@ def test_a_parser_that_hangs_is_ended_at_the_time_limit(tmp_path: Path, monkeypa
     assert not Path(f"/proc/{pid}").exists()
 
 
-def test_a_parser_that_spins_without_a_parent_is_ended_by_the_kernel(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    script = "from pipeline.documents.child import set_limits; set_limits(memory_bytes=2**30, time_s=1)\nwhile 1: pass"
-    monkeypatch.setattr(reader, "CHILD_COMMAND", child_running(script))
+def test_a_parser_that_spins_without_its_server_is_ended_by_the_kernel(tmp_path: Path) -> None:
+    script = (
+        "from pipeline.documents.parser_server import set_limits; set_limits(memory_bytes=2**30, time_s=1)\n"
+        "while 1: pass"
+    )
 
-    with pytest.raises(ParseLimitExceeded) as caught:
-        read(text_file(tmp_path, "text"))
+    ended = subprocess.run([sys.executable, "-c", script], cwd=REPOSITORY, check=False)
 
-    assert caught.value.resource == "time"
+    assert ended.returncode == -signal.SIGXCPU
 
 
 def test_a_parser_that_eats_memory_is_stopped_at_the_memory_limit(tmp_path: Path) -> None:
@@ -289,30 +320,49 @@ def test_a_file_over_the_size_limit_is_not_opened(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("script", "expected", "message"),
+    ("body", "expected", "message"),
     [
-        ("import os; os.abort()", UnreadableDocument, "crashed with SIGABRT"),
-        ("import os; os.kill(os.getpid(), 9)", ParseLimitExceeded, "memory"),
-        ("import sys; sys.exit(3)", UnreadableDocument, "status 3"),
-        ("print('half an ans')", UnreadableDocument, "no answer"),
+        ("os.abort()", UnreadableDocument, "crashed with SIGABRT"),
+        ("os.kill(os.getpid(), 9)", ParseLimitExceeded, "memory"),
+        ("os.kill(os.getpid(), 24)", ParseLimitExceeded, "time"),
+        ("os._exit(3)", UnreadableDocument, "status 3"),
+        ("os._exit(0)", UnreadableDocument, "no answer"),
+        ("os.kill(os.getppid(), 9)", UnreadableDocument, "no answer"),
     ],
 )
-def test_a_parser_that_dies_is_one_documents_error(
-    script: str, expected: type[DocumentError], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_parser_that_dies_is_one_documents_error_and_the_next_is_read(
+    body: str,
+    expected: type[DocumentError],
+    message: str,
+    tmp_path: Path,
+    parsers_that: Callable[[str], None],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(reader, "CHILD_COMMAND", child_running(script))
+    parsers_that(body + " if 'bad' in path else None; return " + repr(ANSWER))
 
     with pytest.raises(expected, match=message):
-        read(text_file(tmp_path, "text"))
+        read(text_file(tmp_path, "text", "bad.txt"))
+
+    assert read(text_file(tmp_path, "text", "good.txt")).text == "text"
 
 
-def test_the_parsing_process_is_told_no_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PLATEMAKER_DATABASE_URL", "postgresql://me:hunter2@db/platemaker")
-    script = (
-        "import json, os; text = json.dumps(dict(os.environ));"
-        "print(json.dumps({'text': text, 'page_starts': [0], 'pages_without_text': [], 'kind': 'text'}))"
+def test_the_process_of_one_file_knows_nothing_of_the_file_before(
+    tmp_path: Path, parsers_that: Callable[[str], None]
+) -> None:
+    parsers_that(
+        "server.seen = getattr(server, 'seen', '') + path; return " + repr(ANSWER) + " | {'text': server.seen}"
     )
-    monkeypatch.setattr(reader, "CHILD_COMMAND", child_running(script))
+
+    texts = [read(text_file(tmp_path, "text", name)).text for name in ("a.txt", "b.txt")]
+
+    assert texts == [str(tmp_path / "a.txt"), str(tmp_path / "b.txt")]
+
+
+def test_the_parsing_process_is_told_no_secrets(
+    tmp_path: Path, parsers_that: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PLATEMAKER_DATABASE_URL", "postgresql://me:hunter2@db/platemaker")
+    parsers_that("return " + repr(ANSWER) + " | {'text': json.dumps(dict(os.environ))}")
 
     environment = read(text_file(tmp_path, "text")).text
 
@@ -324,6 +374,7 @@ def test_modules_in_the_users_folder_are_not_imported(tmp_path: Path, monkeypatc
     for name in ("json", "pipeline", "charset_normalizer"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('trap')")
     monkeypatch.chdir(tmp_path)
+    parser_pool.close_idle()
     Path("contract.txt").write_text("text")
 
     assert read(Path("contract.txt")).text == "text"

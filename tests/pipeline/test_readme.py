@@ -60,3 +60,23 @@ def test_every_exit_code_is_in_the_readme_and_no_other(readme: str) -> None:
     unknown = sorted(table - {*Exit})
     assert not missing, f"README.md's table of exit codes lacks: {', '.join(missing)}"
     assert not unknown, f"README.md's table of exit codes has codes that no command gives: {unknown}"
+
+
+def test_the_chinese_readme_says_what_the_readme_says(readme: str) -> None:
+    chinese = README.with_name("README.zh-CN.md").read_text("utf-8")
+    group = typer.main.get_command(cli)
+    assert isinstance(group, typer.core.TyperGroup)
+    patterns = {
+        "settings": r"^\| `(PLATEMAKER_\w+)` \|",
+        "exit codes": r"^\| (\d+) \|",
+        "options of reading": r"^\| `(--\w+)",
+    }
+    found = {
+        what: (set(re.findall(pattern, readme, re.MULTILINE)), set(re.findall(pattern, chinese, re.MULTILINE)))
+        for what, pattern in patterns.items()
+    }
+
+    assert all(english for english, _ in found.values())
+    assert {what: english ^ translated for what, (english, translated) in found.items() if english != translated} == {}
+    missing = [command for command in commands(group) if not re.search(rf"{command}\b", chinese)]
+    assert not missing, f"README.zh-CN.md does not mention: {', '.join(missing)}"

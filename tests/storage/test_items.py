@@ -23,6 +23,7 @@ from storage.items import (
     renew_items,
     take_unkicked,
 )
+from storage.job_report import job_report
 from storage.progress import job_status
 from storage.schema import AnswerRow, ItemRow, ItemState
 from tests.storage.made_rows import DOC, NOW, OTHER_DOC, answer, claim, later, question, race, source, submit
@@ -188,6 +189,19 @@ def test_answering_twice_writes_one_answer(database: Database) -> None:
     assert not finish(database, item.item_id, text="Second.")
 
     assert answers(database) == {item.item_id: "First."}
+
+
+def test_logprobs_are_kept_as_they_are_and_are_null_where_there_are_none(database: Database) -> None:
+    job_id = submit(database, questions=2)
+    logprobs = [{"id": 7, "text": "ü\0🖋", "logprob": -0.25, "top": [{"id": 8, "text": "", "logprob": -1e-06}]}]
+    first, second = claim(database, "worker-1")
+    with database.writing() as session:
+        answer_item(session, first.item_id, owner="worker-1", answer=answer(logprobs=logprobs), now=later(1))
+        answer_item(session, second.item_id, owner="worker-1", answer=answer(), now=later(1))
+
+    with database.reading() as session:
+        assert [row.logprobs for row in job_report(session, "acme", job_id)] == [logprobs, None]
+        assert session.scalars(select(AnswerRow.item_id).where(AnswerRow.logprobs.is_(None))).all() == [second.item_id]
 
 
 def test_of_racing_answers_one_is_written(database: Database) -> None:

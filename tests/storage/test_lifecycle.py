@@ -208,7 +208,8 @@ def carry(database: Database, print_of: str) -> int:
 
 def test_answers_are_carried_over_to_equal_questions_of_an_equal_snapshot_only(database: Database) -> None:
     first, _ = answered(database, "w1", "When?", "Who?")
-    asked = [question(0, text="When?"), question(1, text="Where?"), question(2, text="Who?", params={"seed": 3})]
+    reported_anew = question(0, text="When?", spec={"quote": True})
+    asked = [reported_anew, question(1, text="Where?"), question(2, text="Who?", params={"seed": 3})]
     plain = submit(database, questions=asked)
     job_id = submit(database, questions=asked, reuse_answers=True)
 

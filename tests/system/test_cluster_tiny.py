@@ -41,7 +41,7 @@ def test_cancel_works_with_the_workers_down(crew: Installation) -> None:
 
     assert "cancelled: 2 of 2 done (2 cancelled)" in cancelled.stdout
     assert crew.command("watch", job_id).returncode == 5
-    assert {row["status"] for row in crew.report(job_id)} == {"cancelled"}
+    assert {row["state"] for row in crew.report(job_id)} == {"cancelled"}
 
 
 def test_a_killed_prefill_worker_is_replaced(crew: Installation) -> None:

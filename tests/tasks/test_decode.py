@@ -1,6 +1,7 @@
 import threading
 import time
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import pytest
 from sqlalchemy import select, update
@@ -21,6 +22,7 @@ from storage.schema import (
     ChunkRow,
     ItemRow,
     ItemState,
+    QuestionRow,
     SnapshotChunkRow,
     SnapshotLeaseRow,
     SnapshotRow,
@@ -296,3 +298,99 @@ def test_a_task_ends_after_so_many_documents(open_place: Callable[..., Workplace
 
     with place.database.reading() as session:
         assert job_status(session, "default", submitted.job_id).items == {ItemState.ANSWERED: 2, ItemState.QUEUED: 1}
+
+
+def cramped(monkeypatch: pytest.MonkeyPatch, room: int) -> list[int]:
+    """The model runs out of memory where more questions than `room` are asked at once; returns how many were."""
+    honest, asked = LanguageModel.ask_all, []
+
+    def ask_all(self: LanguageModel, documents: Iterable[Asked]) -> Tensor:
+        documents = list(documents)
+        asked.append(sum(len(document.pending) for document in documents))
+        if asked[-1] > room:
+            raise MemoryError
+        return honest(self, documents)
+
+    monkeypatch.setattr(LanguageModel, "ask_all", ask_all)
+    return asked
+
+
+def test_where_memory_runs_out_fewer_questions_are_answered_at_a_time(
+    place: Workplace, submit_texts: Submit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = submit_texts(place, TEXT, questions=5, temperature=1.0)
+    row = prepared(place)
+    answer_waiting(place, row)
+    again = submit_texts(place, TEXT, questions=5, temperature=1.0)
+    asked = cramped(monkeypatch, room=1)
+
+    assert not answer_waiting(place, row)
+
+    assert answers_of(place, again.job_id) == answers_of(place, first.job_id)
+    assert asked[:3] == [4, 2, 1]
+    with place.database.reading() as session:
+        assert {item.attempts for item in session.scalars(select(ItemRow))} == {1}
+
+
+def test_where_memory_does_not_do_for_one_question_it_fails_and_the_worker_lives(
+    place: Workplace, submit_texts: Submit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submitted = submit_texts(place, TEXT, questions=2)
+    row = prepared(place)
+    answer_waiting(place, row)  # with its probe
+    again = submit_texts(place, TEXT, questions=2)
+
+    with monkeypatch.context() as patch:
+        cramped(patch, room=0)
+        assert not answer_waiting(place, row)
+
+    with place.database.reading() as session:
+        report = list(job_report(session, "default", again.job_id))
+    assert {row.state for row in report} == {ItemState.FAILED}
+    assert all(row.error and "not enough memory for this question alone" in row.error for row in report)
+    later = submit_texts(place, TEXT, questions=2)
+    assert not answer_waiting(place, row)
+    assert answers_of(place, later.job_id) == answers_of(place, submitted.job_id)
+
+
+def test_what_cannot_be_generated_fails_its_item_and_no_other(place: Workplace, submit_texts: Submit) -> None:
+    """Such rows come from another version, or hold what only the worker's library knows."""
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"top_p": 7}, "top_p: Input should be less than or equal to 1"),
+        ({"from_tomorrow": 1}, "from_tomorrow: Unexpected keyword argument"),
+        ({"regex": "(?=a)"}, "The answer's regex cannot be used: look-around"),
+    ]
+    submitted = submit_texts(place, TEXT, questions=4)
+    with place.database.writing() as session:
+        for row in session.scalars(select(QuestionRow).where(QuestionRow.position < len(wrong))):
+            row.params = {**row.params, **wrong[row.position][0]}
+
+    assert not answer_waiting(place, prepared(place))
+
+    with place.database.reading() as session:
+        report = list(job_report(session, "default", submitted.job_id))
+    assert [row.state for row in report] == [ItemState.FAILED] * 3 + [ItemState.ANSWERED]
+    for row, (_, sentence) in zip(report, wrong, strict=False):
+        assert row.error is not None and sentence in row.error
+
+
+def test_answers_keep_their_logprobs_where_they_were_asked_for(place: Workplace, submit_texts: Submit) -> None:
+    plain = submit_texts(place, TEXT, questions=1)
+    asking = submit_texts(place, TEXT, questions=1, logprobs=2)
+    answer_waiting(place, prepared(place))
+
+    with place.database.reading() as session:
+        (without,), (row,) = (list(job_report(session, "default", job.job_id)) for job in (plain, asking))
+    assert without.logprobs is None
+    assert row.logprobs is not None and len(row.logprobs) == row.output_tokens
+    for token in row.logprobs:
+        assert token["logprob"] <= 0 and len(token["top"]) == 2
+        assert token["top"][0] == {key: token[key] for key in ("id", "text", "logprob")}  # greedy
+
+
+def test_answers_have_the_form_their_questions_ask_for(place: Workplace, submit_texts: Submit) -> None:
+    submitted = submit_texts(place, TEXT, choices=("Yes", "No", "größer"), max_new_tokens=20)
+
+    answer_waiting(place, prepared(place))
+
+    assert set(answers_of(place, submitted.job_id)) <= {"Yes", "No", "größer"}

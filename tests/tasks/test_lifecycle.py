@@ -1,18 +1,20 @@
 """What tasks do when a job ends, waits, or was answered before, and when their process is told to stop."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import func, select
 
+import tasks.decode
 import tasks.prefill
+from kernels.decode import Decoder, DecodeRequest, DecodeResult
 from pipeline.submit import Submission
 from storage.database import utc_now
 from storage.endings import cancel_job
 from storage.job_report import job_report
 from storage.progress import job_status
-from storage.schema import AnswerRow, ItemRow, ItemState, SnapshotRow, SnapshotState
+from storage.schema import ItemRow, ItemState, SnapshotRow, SnapshotState
 from storage.snapshots import get_snapshot
 from tasks.chain import ChunkChain
 from tasks.decode import answer_waiting
@@ -108,6 +110,37 @@ def test_a_draining_prefill_stops_behind_a_chunk_and_the_next_goes_on_behind_it(
     assert row.computed_tokens == row.num_tokens - stored[0]
 
 
+def test_a_draining_decode_answers_what_is_begun_and_gives_the_rest_back_at_once(
+    place: Workplace, submit_texts: Submit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id = submit_texts(place, TEXT, questions=9).job_id
+    snapshot_id = prepare(place, job_id)
+    assert snapshot_id is not None
+    step, begun, held = Decoder._step, [], []
+
+    def drained(*values: Any) -> DecodeRequest:
+        begun.append(values)
+        if len(begun) == 2:  # the third of the four that are claimed finds the worker draining
+            place.drain()
+        return DecodeRequest(*values)
+
+    def watched(self: Decoder) -> Iterator[DecodeResult]:
+        with place.database.reading() as session:
+            held.append(session.scalar(select(func.count()).where(ItemRow.state == ItemState.RUNNING)))
+        yield from step(self)
+
+    monkeypatch.setattr(tasks.decode, "DecodeRequest", drained)
+    monkeypatch.setattr(Decoder, "_step", watched)
+
+    with pytest.raises(SystemExit):
+        answer(place, snapshot_id)
+
+    assert held[0] == 2
+    with place.database.reading() as session:
+        assert job_status(session, "default", job_id).items == {ItemState.ANSWERED: 2, ItemState.QUEUED: 7}
+        assert set(session.scalars(select(ItemRow.attempts).where(ItemRow.state == ItemState.QUEUED))) == {0}
+
+
 def test_a_worker_told_to_stop_drains_and_told_again_ends(open_place: Callable[..., Workplace]) -> None:
     place = open_place(soft_stop_s=600)
     assert place.may_claim()
@@ -173,5 +206,5 @@ def test_what_was_answered_before_is_carried_over_and_only_the_rest_is_asked(
         assert [row.answer for row in job_report(session, "default", same)] == given
         assert [row.answer for row in job_report(session, "default", more)][:2] == given
         assert job_status(session, "default", more).items == {ItemState.ANSWERED: 3}
-        carried = session.scalars(select(AnswerRow.carried_from).order_by(AnswerRow.item_id)).all()
+        carried = [row.carried_from for job_id in (first, same, more) for row in job_report(session, "default", job_id)]
     assert [at is not None for at in carried] == [False] * 2 + [True] * 2 + [True] * 2 + [False]

@@ -10,7 +10,7 @@ from pipeline.documents import ParseLimits, read_document
 from pipeline.documents.normalise import normalise_pages
 from pipeline.report.evidence import COMMON, DocumentIndex, Evidence
 
-SAMPLES = Path(__file__).resolve().parents[2] / "pipeline" / "samples"
+SAMPLES = Path(__file__).resolve().parents[3] / "pipeline" / "samples"
 
 PAGES = [
     "SUPPLY AGREEMENT\n\nThe Supplier shall deliver the Parts\nwithin 30 days of each Order.",
@@ -154,3 +154,26 @@ def test_a_rare_figure_in_a_short_run_points_to_its_place() -> None:
 
     assert found is not None
     assert (found.quote, found.page) == ("EUR 2,500,000", 1)
+
+
+few = st.sampled_from(["the", "of", "fee", "cap", "law", "within", "day"])
+
+
+@given(st.lists(few, min_size=1, max_size=25), st.lists(st.one_of(few, st.just("absent")), max_size=12))
+def test_no_longer_run_is_shared_than_the_one_that_is_found(document: list[str], answer: list[str]) -> None:
+    found = DocumentIndex(" ".join(document), (0,)).find(" ".join(answer))
+
+    shared = [
+        answer[start:stop]
+        for start in range(len(answer))
+        for stop in range(start + 1, len(answer) + 1)
+        if any(answer[start:stop] == document[at : at + stop - start] for at in range(len(document)))
+    ]
+    counted = [(len(run), sum(word not in COMMON for word in run), run) for run in shared]
+    longest = max((length for length, telling, _ in counted if telling), default=0)
+    least = min(2, len(answer))
+    if found is None:  # too short, or a run of the longest has too few words that tell anything
+        assert longest < 4 or any(length == longest and 0 < telling < least for length, telling, _ in counted)
+    else:
+        quote = found.quote.split()
+        assert any(run[: len(quote)] == quote for length, telling, run in counted if length == longest and telling)

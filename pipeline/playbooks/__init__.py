@@ -1,0 +1,1 @@
+"""Playbooks: question sets with answer types, guidance, includes and variables; what ships with Platemaker."""

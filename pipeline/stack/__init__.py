@@ -1,0 +1,1 @@
+"""`platemaker up`: the whole real stack on one machine, supervised."""

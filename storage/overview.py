@@ -1,0 +1,85 @@
+"""Counts of what the rows say, over all tenants: for whoever watches the cluster."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+from sqlalchemy import exists, func, select
+from sqlalchemy.orm import Session
+
+from storage.schema import (
+    ItemRow,
+    ItemState,
+    JobRow,
+    ReadingRow,
+    SnapshotLeaseRow,
+    SnapshotRow,
+    SnapshotState,
+    WorkerRow,
+)
+
+
+@dataclass(frozen=True)
+class Overview:
+    """`oldest_s`: age of the oldest job with an item that waits for its document to be read, or to be answered."""
+
+    items: Mapping[str, int]
+    snapshots: Mapping[str, int]
+    snapshot_bytes: Mapping[str, int]
+    readings: Mapping[str, int]
+    computed_tokens: int
+    reused_tokens: int
+    open_jobs: int
+    oldest_reading_s: float
+    oldest_answering_s: float
+    leases: Mapping[str, int]
+    workers: Mapping[str, int]
+
+
+def overview(session: Session, *, now: datetime, workers_seen_after: datetime) -> Overview:
+    states = session.execute(select(ItemRow.state, func.count()).group_by(ItemRow.state)).all()
+    snapshots = session.execute(
+        select(SnapshotRow.state, func.count(), func.sum(SnapshotRow.size_bytes)).group_by(SnapshotRow.state)
+    ).all()
+    readings = session.execute(
+        select(
+            ReadingRow.way, func.count(), func.sum(ReadingRow.computed_tokens), func.sum(ReadingRow.reused_tokens)
+        ).group_by(ReadingRow.way)
+    ).all()
+    workers = session.execute(
+        select(WorkerRow.pool, func.count()).where(WorkerRow.seen_at >= workers_seen_after).group_by(WorkerRow.pool)
+    ).all()
+    return Overview(
+        items={state.value: 0 for state in ItemState} | {str(state): count for state, count in states},
+        snapshots={str(state): count for state, count, _ in snapshots},
+        snapshot_bytes={str(state): int(size or 0) for state, _, size in snapshots},
+        readings={way: count for way, count, _, _ in readings},
+        computed_tokens=sum(int(computed or 0) for _, _, computed, _ in readings),
+        reused_tokens=sum(int(reused or 0) for _, _, _, reused in readings),
+        open_jobs=session.scalars(select(func.count()).where(JobRow.finished_at.is_(None))).one(),
+        oldest_reading_s=_oldest_s(session, now, is_read=False),
+        oldest_answering_s=_oldest_s(session, now, is_read=True),
+        leases={
+            "items": session.scalars(select(func.count()).where(ItemRow.state == ItemState.RUNNING)).one(),
+            "writing": session.scalars(
+                select(func.count()).where(SnapshotRow.state == SnapshotState.WRITING, SnapshotRow.lease_until >= now)
+            ).one(),
+            "reading": session.scalars(select(func.count()).where(SnapshotLeaseRow.expires_at >= now)).one(),
+        },
+        workers={str(pool): int(count) for pool, count in workers},
+    )
+
+
+def _oldest_s(session: Session, now: datetime, *, is_read: bool) -> float:
+    ready = exists().where(
+        SnapshotRow.tenant == ItemRow.tenant,
+        SnapshotRow.document_id == ItemRow.document_id,
+        SnapshotRow.state == SnapshotState.READY,
+    )
+    waiting = exists().where(
+        ItemRow.job_id == JobRow.job_id, ItemRow.state == ItemState.QUEUED, ready if is_read else ~ready
+    )
+    oldest = session.scalars(
+        select(JobRow.created_at).where(JobRow.finished_at.is_(None), waiting).order_by(JobRow.created_at).limit(1)
+    ).first()
+    return 0.0 if oldest is None else max(0.0, (now - oldest).total_seconds())
