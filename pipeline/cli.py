@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from pipeline.commands import installation, jobs, nightly, operations, playbooks, reports, snapshots
+from pipeline.commands import advice, insight, installation, jobs, nightly, operations, playbooks, reports, snapshots
+from pipeline.commands.planning import plan
 from pipeline.commands.prefill import prefill
 from pipeline.commands.run import run
 from pipeline.commands.submit import submit
@@ -122,6 +123,12 @@ for command in (
     jobs.retry,
     reports.report,
     reports.compare,
+    insight.stats,
+    insight.costs,
+    insight.monitor,
+    plan,
+    advice.advise,
+    advice.baseline,
     worker,
     nightly.beat,
     operations.up,

@@ -116,7 +116,8 @@ def _open_items(
 
 
 def answer_items(session: Session, answers: dict[int, NewAnswer], *, owner: str, now: datetime) -> set[int]:
-    """Ends items with their answers and their shares of the reading, by their ids. Returns those that were the owner's; the others stay unchanged."""
+    """Ends items with their answers and their shares of the reading, by their ids. Returns those that were the
+    owner's; the others stay unchanged."""
     moment = {"ids": list(answers), "held_by": owner, "at": now}
     ended = session.execute(_ANSWERED, moment).all()
     rows = [

@@ -239,8 +239,8 @@ class ItemRow(Base):
 class AnswerRow(Base):
     """The answer of an item, with its usage and lineage; written in the transaction that ends the item.
 
-    `carried_from` is the item that it was first the answer of, where it was taken over from an earlier job; it then cost
-    nothing. What it cost follows the rules of docs/cost.md: `device_s` of the steps, its share `prefill_s` of the
+    `carried_from` is the item that it was first the answer of, where it was taken over from an earlier job; it then
+    cost nothing. What it cost follows the rules of docs/cost.md: `device_s` of the steps, its share `prefill_s` of the
     reading, and `load_s` and `load_bytes` of the load that it was the first answer from.
     """
 

@@ -293,7 +293,7 @@ def note_readings(
         .where(ItemRow.job_id.in_(job_ids), ItemRow.document_id == row.document_id)
         .group_by(ItemRow.job_id)
     )
-    num_items = {job_id: count for job_id, count in of_jobs}
+    num_items = {row[0]: row[1] for row in of_jobs}
     for job_id in job_ids:
         readings.append(
             {

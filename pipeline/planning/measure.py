@@ -34,7 +34,7 @@ def measure_device(engine: Engine, name: str, tell: Callable[[str], None] = lamb
     """
     long = min(LONG_TOKENS, engine.context_len - 256)
     if long < 2 * SHORT_TOKENS:
-        raise PlanError(f"the model's context of {engine.context_len:,} tokens is too short to measure with two lengths")
+        raise PlanError(f"the model's context of {engine.context_len:,} tokens is too short to measure")
     tell("Loading the model")
     _read(engine, SHORT_TOKENS)  # warm
     tell(f"Reading {SHORT_TOKENS:,} and {long:,} tokens")

@@ -35,8 +35,10 @@ def outcome(cluster: Cluster, work: Workload, done_at: Numbers, prefill_s: float
     prices = (cluster.prefill.price_per_hour, cluster.decode.price_per_hour)
     unpriced = prices[1] is None or (prices[0] is None and cluster.prefill_workers > 0)
     device_hours = cluster.workers * hours
-    cost = device_hours if unpriced else hours * (
-        cluster.prefill_workers * (prices[0] or 0.0) + cluster.decode_workers * (prices[1] or 0.0)
+    cost = (
+        device_hours
+        if unpriced
+        else hours * (cluster.prefill_workers * (prices[0] or 0.0) + cluster.decode_workers * (prices[1] or 0.0))
     )
     shared = cluster.prefill_workers == 0
     decode_busy = (decode_s + (prefill_s if shared else 0.0)) / (cluster.decode_workers * finish) if finish else 0.0

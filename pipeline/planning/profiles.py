@@ -22,8 +22,8 @@ class ModelShape:
 
 @dataclass(frozen=True)
 class Device:
-    """Rates of one device with one model. Seconds of a step: `step_s + step_s_per_row * rows + step_s_per_token * cached
-    + step_s_per_row_token * rows * cached`, where `cached` are the tokens of the document that the rows share.
+    """Rates of one device with one model. Seconds of a step: `step_s + step_s_per_row * rows + step_s_per_token *
+    cached + step_s_per_row_token * rows * cached`, where `cached` are the tokens of the document that the rows share.
 
     `origin` says where the rates come from: `measured`, or `derived` from published figures.
     """
@@ -86,7 +86,9 @@ class Profiles:
             raise PlanError(f"there is no device {name}; known are {', '.join(sorted(self.devices))}")
         if "measured" in entry:
             try:
-                return Device(name=name, origin="measured", price_per_hour=entry.get("price_per_hour"), **entry["measured"])
+                return Device(
+                    name=name, origin="measured", price_per_hour=entry.get("price_per_hour"), **entry["measured"]
+                )
             except TypeError as exc:
                 raise PlanError(f"the measured rates of {name} are not complete ({exc}); measure again") from exc
         if model not in self.models:

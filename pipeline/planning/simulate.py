@@ -1,4 +1,4 @@
-"""The queues of a night event by event, with SimPy: workers of two pools, a queue before each, documents as messages."""
+"""The queues of a night event by event, with SimPy: workers of two pools, documents as messages."""
 
 from collections import deque
 from collections.abc import Generator
