@@ -9,7 +9,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, func, select
+from sqlalchemy import ColumnElement, func, select
 from sqlalchemy.orm import Session
 
 from storage.lineage import Event
@@ -78,10 +78,12 @@ def _answers(
             func.sum(AnswerRow.load_bytes),
         )
         .join(ItemRow, ItemRow.item_id == AnswerRow.item_id)
-        .where(AnswerRow.carried_from.is_(None))
+        .where(
+            AnswerRow.carried_from.is_(None),
+            *_wanted(ItemRow.tenant, ItemRow.job_id, AnswerRow.created_at, tenant, job_id, since),
+        )
         .group_by(key)
     )
-    query = _narrow(query, ItemRow.tenant, ItemRow.job_id, AnswerRow.created_at, tenant, job_id, since)
     return {
         key: Usage(
             answers=count,
@@ -103,9 +105,9 @@ def _readings(
     query = (
         select(key, func.sum(ReadingRow.computed_tokens), func.sum(ReadingRow.prefill_s))
         .join(JobRow, JobRow.job_id == ReadingRow.job_id)
+        .where(*_wanted(JobRow.tenant, JobRow.job_id, ReadingRow.created_at, tenant, job_id, since))
         .group_by(key)
     )
-    query = _narrow(query, JobRow.tenant, JobRow.job_id, ReadingRow.created_at, tenant, job_id, since)
     return {
         key: Usage(computed_tokens=int(tokens), prefill_s=float(seconds))
         for key, tokens, seconds in session.execute(query)
@@ -135,9 +137,11 @@ def _stored(
         )
         .join(ReadingRow, ReadingRow.snapshot_id == SnapshotRow.snapshot_id)
         .outerjoin(gone, gone.c.snapshot_id == SnapshotRow.snapshot_id)
-        .where(ReadingRow.computed_tokens > 0)
+        .where(
+            ReadingRow.computed_tokens > 0,
+            *_wanted(SnapshotRow.tenant, ReadingRow.job_id, None, tenant, job_id, None),
+        )
     )
-    query = _narrow(query, SnapshotRow.tenant, ReadingRow.job_id, None, tenant, job_id, None)
     found: dict[str, Usage] = {}
     for row in session.execute(query):
         key = {ChargeBy.TENANT: row.tenant, ChargeBy.JOB: row.job_id, ChargeBy.DOCUMENT: row.document_id}[by]
@@ -154,10 +158,9 @@ def _stored(
     return found
 
 
-def _narrow(
-    query: Select[Any], of_tenant: Any, of_job: Any, at: Any, tenant: str | None, job_id: str | None,
-    since: datetime | None,
-) -> Select[Any]:  # fmt: skip
+def _wanted(
+    of_tenant: Any, of_job: Any, at: Any, tenant: str | None, job_id: str | None, since: datetime | None
+) -> list[ColumnElement[bool]]:
     conditions: list[ColumnElement[bool]] = []
     if tenant is not None:
         conditions.append(of_tenant == tenant)
@@ -165,4 +168,4 @@ def _narrow(
         conditions.append(of_job == job_id)
     if since is not None:
         conditions.append(at >= since)
-    return query.where(*conditions)
+    return conditions

@@ -65,7 +65,7 @@ class Asked:
 
 
 def probe_store(store: ObjectStore, repeats: int = 3) -> tuple[float, float]:
-    """Bytes a second of a put and a get, of the best of a few: other work only slows a transfer down. Leaves nothing."""
+    """Bytes a second of a put and a get, the best of a few: other work only slows a transfer down. Leaves nothing."""
     data = os.urandom(PROBE_BYTES)
     put_s, get_s = [], []
     for _ in range(repeats):

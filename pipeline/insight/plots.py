@@ -19,12 +19,18 @@ def plot_curve(curve: Curve, path: Path, *, title: str) -> None:
         ("read once, shared within the task", curve.shared_s),
     )
     for (label, seconds), colour in zip(ways, COLOURS, strict=True):
-        axes.plot(curve.questions, seconds, label=label, color=colour, marker="o", markersize=3.5, linewidth=1.8)
+        axes.plot(curve.questions, seconds, label=label, color=colour, linewidth=2)
     if curve.split_pays_from is not None:
         at = curve.split_pays_from
-        height = curve.split_s[curve.questions.index(at)]
         axes.axvline(at, color="#9ca3af", linewidth=1, linestyle=":")
-        axes.annotate(f"the split pays from {at} on", (at, height), (8, 14), textcoords="offset points", fontsize=9)
+        axes.annotate(
+            f"the split pays from {at} questions on",
+            (at, 0.03),
+            (6, 0),
+            xycoords=("data", "axes fraction"),
+            textcoords="offset points",
+            fontsize=9,
+        )
     axes.set(xscale="log", yscale="log", xlabel="questions per document", ylabel="device-seconds per answer")
     ticks = [count for count in (1, 2, 4, 8, 16, 32, 64, 100) if count in curve.questions]
     axes.set_xticks(ticks, [str(count) for count in ticks])
@@ -38,8 +44,8 @@ def plot_spreads(groups: Mapping[str, Mapping[str, Sequence[float]]], path: Path
     """One row of boxes for each quantity, a box for each way; whiskers reach from the least to the most."""
     figure, axes = _figure()
     labels, values = [], []
-    for quantity, ways in reversed(groups.items()):
-        for way, seconds in reversed(ways.items()):
+    for quantity, ways in reversed(list(groups.items())):
+        for way, seconds in reversed(list(ways.items())):
             labels.append(f"{quantity}, {way}")
             values.append(list(seconds))
     axes.boxplot(values, orientation="horizontal", whis=(0, 100), tick_labels=labels, widths=0.55)
