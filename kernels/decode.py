@@ -55,6 +55,7 @@ class DecodeResult:
     total_s: float
     error: KernelError | None = None
     logprobs: tuple[TokenLogprobs, ...] | None = None  # of each token, where the request wants them
+    device_s: float = 0.0  # its share of the steps it took part in: each step's time divided by its rows
 
 
 @dataclass
@@ -67,6 +68,7 @@ class _Running:
     answer: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     first_token_s: float = 0.0
+    device_s: float = 0.0
 
 
 @dataclass
@@ -200,6 +202,8 @@ class Decoder:
             every=guesses > 0,
         )
         now = time.perf_counter()
+        for _, running in stepped:
+            running.device_s += (now - began) / len(stepped)
         if all(running.answer for _, running in stepped):
             self.model.step_times.note(len(stepped) + guesses, now - began)
         rows = list(accumulate((len(running.pending) if guesses else 1 for _, running in stepped), initial=0))
@@ -296,6 +300,7 @@ class Decoder:
             total_s=time.perf_counter() - running.started,
             error=error,
             logprobs=None if running.request.params.logprobs is None else tuple(running.logprobs),
+            device_s=running.device_s,
         )
 
 

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from pipeline.commands import installation, jobs, nightly, operations, playbooks, reports, snapshots
+from pipeline.commands import advice, insight, installation, jobs, nightly, operations, playbooks, reports, snapshots
 from pipeline.commands.batch import import_questions, run_batch
 from pipeline.commands.evaluate import evaluate
+from pipeline.commands.planning import plan
 from pipeline.commands.prefill import prefill
 from pipeline.commands.run import run
 from pipeline.commands.submit import submit
@@ -126,6 +127,12 @@ for command in (
     jobs.retry,
     reports.report,
     reports.compare,
+    insight.stats,
+    insight.costs,
+    insight.monitor,
+    plan,
+    advice.advise,
+    advice.baseline,
     worker,
     evaluate,
     nightly.beat,

@@ -16,6 +16,9 @@
     ├── BatchFileError
     ├── TimeUnclear              a time or duration that cannot be read
     ├── ScheduleError            a schedule cannot be made or run
+    ├── PlanError                a plan cannot be made of what was given
+    ├── PlotNotInstalled
+    ├── BaselineFailed
     ├── UnknownFormat            no report has this file's ending
     ├── AmbiguousDocument        several documents were submitted under this name
     └── LocalServerError         a server of this machine cannot run
@@ -205,6 +208,26 @@ class TimeUnclear(PipelineError):
 
 class ScheduleError(PipelineError):
     """{reason}."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__()
+        self.reason = reason
+
+
+class PlanError(PipelineError):
+    """{reason}."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__()
+        self.reason = reason[:1].upper() + reason[1:]
+
+
+class PlotNotInstalled(PipelineError):
+    """Plots need matplotlib. Run: pip install 'platemaker[plot]', or leave --plot out."""
+
+
+class BaselineFailed(PipelineError):
+    """A question of the baseline was not answered: {reason} Choose a shorter document or other questions."""
 
     def __init__(self, reason: str) -> None:
         super().__init__()

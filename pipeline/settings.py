@@ -28,7 +28,14 @@ class PipelineSettings(FloorSettings):
     )
 
     price_per_device_hour: float | None = Field(
-        None, ge=0, description="What an hour of a device costs, for --dry-run (any currency). Default: costs unknown."
+        None, ge=0, description="What an hour of a device costs (any currency). Default: costs unknown."
+    )
+
+    price_per_gb_month: float | None = Field(
+        None, ge=0, description="What a GB kept in the store for 30 days costs. Default: not counted."
+    )
+    price_per_gb_transferred: float | None = Field(
+        None, ge=0, description="What a GB put into or got from the store costs. Default: not counted."
     )
 
     flower_auth: SecretStr | None = Field(

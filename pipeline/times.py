@@ -33,3 +33,14 @@ def parse_when(text: str, now: datetime) -> datetime:
         return datetime.fromisoformat(text).astimezone(UTC)
     except (ValueError, OverflowError) as exc:
         raise TimeUnclear(text) from exc
+
+
+def parse_since(text: str, now: datetime) -> datetime:
+    """Aware UTC of a duration back from `now`, or of an ISO time.
+
+    Raises:
+        TimeUnclear: it is neither.
+    """
+    if _DURATION.fullmatch(text):
+        return now - timedelta(seconds=parse_duration(text))
+    return parse_when(text, now)

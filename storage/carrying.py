@@ -50,7 +50,8 @@ def carry_answers(
         first = found[item.item_id]
         assert first is not None
         values = {column.key: getattr(first, column.key) for column in AnswerRow.__table__.columns}
-        copies.append({**values, "item_id": item.item_id, "created_at": now, "carried_from": first.item_id})
+        free = {"device_s": 0.0, "prefill_s": 0.0, "load_s": 0.0, "load_bytes": 0}
+        copies.append({**values, **free, "item_id": item.item_id, "created_at": now, "carried_from": first.item_id})
     if copies:
         session.execute(insert(AnswerRow).returning(AnswerRow.item_id), copies)
     note_moves(session, [Move(item.job_id, ItemState.QUEUED, ItemState.ANSWERED) for item in ended], now)

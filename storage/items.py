@@ -4,7 +4,7 @@ Every change is a compare-and-set on state and owner, so a worker that was overt
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
 from typing import Any, cast
 
@@ -12,7 +12,7 @@ from sqlalchemy import ColumnElement, Table, bindparam, func, insert, literal_co
 from sqlalchemy.orm import Session
 
 from storage.endings import Move, end_overdue, end_without_answer, is_over, note_moves, release_held
-from storage.schema import READING, AnswerRow, ItemRow, ItemState, JobRow, QuestionRow
+from storage.schema import READING, AnswerRow, ItemRow, ItemState, JobRow, QuestionRow, ReadingRow
 from storage.waiting import asked_params, is_to_be_asked
 
 ITEMS_PER_DOCUMENT = 50  # as a rule; with more, the others of these documents are found by the next look
@@ -49,6 +49,9 @@ class NewAnswer:
     quote: str | None = None
     quote_start: int | None = None
     quote_stop: int | None = None
+    device_s: float = 0.0
+    load_s: float = 0.0
+    load_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -117,10 +120,15 @@ def _open_items(
 
 
 def answer_items(session: Session, answers: dict[int, NewAnswer], *, owner: str, now: datetime) -> set[int]:
-    """Ends items with their answers, by their ids. Returns those that were the owner's; the others stay unchanged."""
+    """Ends items with their answers and their shares of the reading, by their ids. Returns those that were the
+    owner's; the others stay unchanged."""
     moment = {"ids": list(answers), "held_by": owner, "at": now}
     ended = session.execute(_ANSWERED, moment).all()
-    rows = [{"item_id": row.item_id, "created_at": now, **vars(answers[row.item_id])} for row in ended]
+    rows = [
+        {"item_id": row.item_id, "created_at": now, "of_job": row.job_id, "of_document": row.document_id}
+        | vars(answers[row.item_id])
+        for row in ended
+    ]
     if rows:
         session.execute(_ANSWERS, rows)
     note_moves(session, [Move(row.job_id, ItemState.RUNNING, ItemState.ANSWERED) for row in ended], now)
@@ -142,9 +150,22 @@ _ANSWERED = (
         _ITEMS.c.state == ItemState.RUNNING,
     )
     .values(state=ItemState.ANSWERED, finished_at=bindparam("at"), owner=None, lease_until=None)
-    .returning(_ITEMS.c.item_id, _ITEMS.c.job_id)
+    .returning(_ITEMS.c.item_id, _ITEMS.c.job_id, _ITEMS.c.document_id)
 )
-_ANSWERS = insert(cast(Table, AnswerRow.__table__))
+_READINGS = cast(Table, ReadingRow.__table__)
+_SHARE = (
+    select(_READINGS.c.prefill_s / _READINGS.c.num_items)
+    .where(
+        _READINGS.c.job_id == bindparam("of_job"),
+        _READINGS.c.document_id == bindparam("of_document"),
+        _READINGS.c.num_items > 0,
+    )
+    .scalar_subquery()
+)
+_ANSWERS = insert(cast(Table, AnswerRow.__table__)).values(
+    {name: bindparam(name) for name in ("item_id", "created_at", *(field.name for field in fields(NewAnswer)))}
+    | {"prefill_s": func.coalesce(_SHARE, 0.0)}
+)
 
 
 def fail_item(session: Session, item_id: int, *, owner: str | None, code: str, error: str, now: datetime) -> bool:

@@ -26,7 +26,7 @@ from sqlalchemy import (
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.types import TypeDecorator
 
-SCHEMA_HEAD = "0006"
+SCHEMA_HEAD = "0008"
 
 NAMES = {
     "ix": "ix_%(table_name)s_%(column_0_N_name)s",
@@ -241,7 +241,9 @@ class AnswerRow(Base):
 
     `quote` is document text [quote_start, quote_stop), which the model chose when it was asked by `quote_prompt`; null
     beside a `quote_prompt`: it named none. `carried_from` is the item that it was first the answer of, where it was
-    taken over from an earlier job.
+    taken over from an earlier job; it then cost nothing. What it cost follows the rules of docs/cost.md: `device_s` of
+    the steps, its share `prefill_s` of the reading, and `load_s` and `load_bytes` of the load that it was the first
+    answer from.
     """
 
     __tablename__ = "answers"
@@ -265,6 +267,10 @@ class AnswerRow(Base):
     worker: Mapped[str]
     created_at: Mapped[datetime]
     carried_from: Mapped[int | None] = mapped_column(BigId)
+    device_s: Mapped[float] = mapped_column(default=0.0, server_default="0")
+    prefill_s: Mapped[float] = mapped_column(default=0.0, server_default="0")
+    load_s: Mapped[float] = mapped_column(default=0.0, server_default="0")
+    load_bytes: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
 
 
 class SnapshotRow(Base):
@@ -331,7 +337,8 @@ class SnapshotChunkRow(Base):
 
 
 class ReadingRow(Base):
-    """How a job came by a document's snapshot: `computed` for it, or `found` ready."""
+    """How a job came by a document's snapshot: `computed` for it, or `found` ready. `num_items` are the job's items of
+    the document, which share `prefill_s`."""
 
     __tablename__ = "readings"
 
@@ -342,6 +349,7 @@ class ReadingRow(Base):
     computed_tokens: Mapped[int]
     reused_tokens: Mapped[int]
     prefill_s: Mapped[float]
+    num_items: Mapped[int] = mapped_column(default=0, server_default="0")
     created_at: Mapped[datetime]
 
 

@@ -288,6 +288,12 @@ def note_readings(
         .order_by(func.min(ItemRow.item_id))
     ).all()
     readings = []
+    of_jobs = session.execute(
+        select(ItemRow.job_id, func.count())
+        .where(ItemRow.job_id.in_(job_ids), ItemRow.document_id == row.document_id)
+        .group_by(ItemRow.job_id)
+    )
+    num_items = {row[0]: row[1] for row in of_jobs}
     for job_id in job_ids:
         readings.append(
             {
@@ -298,6 +304,7 @@ def note_readings(
                 "computed_tokens": computed_tokens,
                 "reused_tokens": row.num_tokens - computed_tokens,
                 "prefill_s": prefill_s,
+                "num_items": num_items[job_id],
                 "created_at": now,
             }
         )

@@ -294,9 +294,10 @@ class _Run:
 
     def _commit(self, opened: _Open, answered: Answered) -> None:
         """Writes one finished answer; dropped in silence where the item has meanwhile passed to another worker."""
-        owner, (result, quote_prompt, quote) = opened.owner, answered
+        owner, prefix, (result, quote_prompt, quote) = opened.owner, opened.prefix, answered
+        load = (0.0, 0) if prefix.is_charged else (prefix.load_s, prefix.load_bytes)
 
-        def commit(session: Session) -> None:
+        def commit(session: Session) -> bool:
             now = utc_now()
             if result.error is not None:
                 fail_item(session, result.key, owner=owner, code="decode_failed", error=str(result.error), now=now)
@@ -320,10 +321,15 @@ class _Run:
                     quote=quote.text if quote else None,
                     quote_start=quote.start if quote else None,
                     quote_stop=quote.stop if quote else None,
+                    device_s=result.device_s,
+                    load_s=load[0],
+                    load_bytes=load[1],
                 )
-                answer_item(session, result.key, owner=owner, answer=answer, now=now)
+                return answer_item(session, result.key, owner=owner, answer=answer, now=now)
+            return False
 
-        self.place.database.retrying(commit)
+        if self.place.database.retrying(commit):
+            prefix.is_charged = True
 
     def _fail(self, opened: _Open, item_id: int, error: str) -> None:
         """Ends an item that cannot be asked."""

@@ -39,6 +39,9 @@ class LoadedPrefix:
     manifest: Manifest | None
     max_batch: int  # questions that fit behind it at once
     ids: list[int] | None = None  # where they are no document's
+    load_s: float = 0.0
+    load_bytes: int = 0
+    is_charged: bool = False  # the load was noted with an answer; see docs/cost.md
     _loading: threading.Thread | None = None
     _errors: list[BaseException] = field(default_factory=list)
     _proved: bool = False
@@ -119,8 +122,9 @@ def loaded(place: Workplace, row: SnapshotRow, ids: list[int] | None = None) -> 
         began = time.perf_counter()
         try:
             load_chunks(place.store, manifest.chunks, receiver)
-            size_bytes = sum(entry.size_bytes for entry in manifest.chunks)
-            note_load(manifest.codec, size_bytes, time.perf_counter() - began)
+            prefix.load_s = time.perf_counter() - began
+            prefix.load_bytes = sum(entry.size_bytes for entry in manifest.chunks)
+            note_load(manifest.codec, prefix.load_bytes, prefix.load_s)
         except BaseException as exc:
             prefix._errors.append(exc)
             receiver.arrivals.fail(exc)

@@ -62,6 +62,7 @@ class Quoting(Iterator[DecodeRequest]):
         del self._wanted[result.key]
         if result.finish == "cancelled":
             return Answered(result)
+        answer = replace(answer, device_s=answer.device_s + result.device_s)
         if result.error is not None:
             return Answered(answer)
         return Answered(answer, QUOTE_PROMPT, wanted.quotes.quote(result.token_ids))

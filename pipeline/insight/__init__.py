@@ -1,0 +1,1 @@
+"""What was done, what it cost, and whether the split pays: from the rows, and from measuring."""

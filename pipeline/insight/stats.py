@@ -1,0 +1,105 @@
+"""The four numbers that tell where the trouble is, and what sharing saved."""
+
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from pipeline.insight.costs import Charge, Prices, charges
+from pipeline.insight.percentiles import Spread, spread
+from storage.charges import ChargeBy, usage
+from storage.database import Database
+from storage.measures import Measures, measures
+
+
+@dataclass(frozen=True)
+class Stats:
+    """`hit_rate`: of the documents that jobs asked for, how many had a ready snapshot. `tokens_saved`: what answers
+    stood on beyond what was computed for them."""
+
+    found: Measures
+    charge: Charge
+
+    @property
+    def hit_rate(self) -> float | None:
+        return self.found.found_ready / self.found.looked_up if self.found.looked_up else None
+
+    @property
+    def tokens_saved(self) -> int:
+        return max(0, self.found.cached_tokens - self.found.computed_tokens)
+
+    @property
+    def spreads(self) -> dict[str, Spread | None]:
+        found = self.found
+        return {
+            "prefill_s": spread(found.prefill_s),
+            "load_s": spread(found.load_s),
+            "first_token_s": spread(found.first_token_s),
+        }
+
+    def record(self) -> dict[str, Any]:
+        found = self.found
+        return {
+            **{name: None if each is None else asdict(each) for name, each in self.spreads.items()},
+            "hit_rate": self.hit_rate,
+            "looked_up": found.looked_up,
+            "found_ready": found.found_ready,
+            "tokens_computed": found.computed_tokens,
+            "tokens_saved": self.tokens_saved,
+            "output_tokens": found.output_tokens,
+            "answers": {
+                "split": found.split_answers,
+                "one_piece": found.one_piece_answers,
+                "carried_over": found.carried_answers,
+            },
+            "cost": self.charge.record(),
+        }
+
+
+def collect(database: Database, *, tenant: str | None, since: datetime | None, now: datetime, prices: Prices) -> Stats:
+    with database.reading() as session:
+        found = measures(session, tenant=tenant, since=since)
+        used = usage(session, by=ChargeBy.TENANT, tenant=tenant, since=since, now=now)
+    return Stats(found, charges(used, prices)[1])
+
+
+def print_stats(console: Console, stats: Stats) -> None:
+    found = stats.found
+    table = Table("", "count", "median", "p95", box=None, pad_edge=False, header_style="bold")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    names = {
+        "prefill_s": "Prefill of a document",
+        "load_s": "Load of a snapshot by decode",
+        "first_token_s": "First token, once decode has begun",
+    }
+    for key, each in stats.spreads.items():
+        cells = ("0", "–", "–") if each is None else (f"{each.count:,}", _seconds(each.p50), _seconds(each.p95))
+        table.add_row(names[key], *cells)
+    console.print(table)
+    hits = "–" if stats.hit_rate is None else f"{stats.hit_rate:.0%}"
+    answers = found.split_answers + found.one_piece_answers + found.carried_answers
+    lines = [
+        ("Hit rate", f"{hits}: {found.found_ready:,} of {found.looked_up:,} documents had a snapshot ready"),
+        (
+            "Tokens",
+            f"{found.computed_tokens:,} computed, {stats.tokens_saved:,} saved, {found.output_tokens:,} written",
+        ),
+        (
+            "Answers",
+            f"{answers:,}: {found.split_answers:,} split, {found.one_piece_answers:,} in one piece, "
+            f"{found.carried_answers:,} taken over from earlier jobs",
+        ),
+        ("Devices", f"{stats.charge.used.device_s:,.1f} s"),
+    ]
+    if stats.charge.total is not None:
+        lines.append(("Cost", f"{stats.charge.total:,.4f}"))
+    console.print()
+    for name, text in lines:
+        console.print(f"{name:10}{text}", highlight=False, soft_wrap=True)
+
+
+def _seconds(value: float) -> str:
+    return f"{value:,.1f} s" if value >= 10 else f"{value:,.3f} s"

@@ -1,0 +1,73 @@
+"""A place of its own to measure in: empty database and store in a temporary folder, with a model that is loaded."""
+
+import hashlib
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import asdict
+from pathlib import Path
+
+from sqlalchemy import select
+
+from kernels.params import GenerationParams
+from storage.database import Database, utc_now
+from storage.documents import put_text
+from storage.job_report import job_report
+from storage.jobs import NewQuestion, NewSource, create_job
+from storage.objects import open_store
+from storage.progress import Reading, job_readings
+from storage.retention import Lifetimes
+from storage.schema import AnswerRow, ItemRow
+from storage.settings import StorageSettings
+from tasks.engine import Engine
+from tasks.settings import TaskSettings
+from tasks.workplace import Workplace
+
+TENANT = "measuring"
+
+
+@contextmanager
+def workbench(engine: Engine) -> Iterator[Workplace]:
+    """Nothing of it is seen by other workers, and nothing is left."""
+    with tempfile.TemporaryDirectory(prefix="platemaker-") as name:
+        storage = StorageSettings(data_dir=Path(name), database_url=None, store_url=None)
+        place = Workplace(Database(storage), open_store(storage), engine, TaskSettings(), Lifetimes.of(storage))
+        with closing(place):
+            place.database.upgrade()
+            yield place
+
+
+def ask(place: Workplace, text: str, questions: Sequence[str], params: GenerationParams) -> tuple[str, str]:
+    """Submits one document with its questions; returns the ids of the job and the document."""
+    document_id = hashlib.sha256(text.encode()).hexdigest()
+    put_text(place.store, TENANT, document_id, text)
+    values = {name: value for name, value in asdict(params).items() if value is not None}
+    asked = [NewQuestion(f"q{at}", "", question, values) for at, question in enumerate(questions)]
+    with place.database.writing() as session:
+        job_id = create_job(
+            session,
+            tenant=TENANT,
+            model=place.engine.name,
+            title="",
+            sources=[NewSource("document", document_id, len(text), (0,))],
+            questions=asked,
+            now=utc_now(),
+        )
+    return job_id, document_id
+
+
+def answers_of(place: Workplace, job_id: str) -> list[AnswerRow]:
+    """In the order of the questions; fewer, where some have none."""
+    with place.database.reading() as session:
+        query = select(AnswerRow).join(ItemRow, ItemRow.item_id == AnswerRow.item_id).where(ItemRow.job_id == job_id)
+        return list(session.scalars(query.order_by(ItemRow.question_position)))
+
+
+def first_error(place: Workplace, job_id: str) -> str | None:
+    with place.database.reading() as session:
+        return next((row.error for row in job_report(session, TENANT, job_id) if row.error), None)
+
+
+def reading_of(place: Workplace, job_id: str) -> Reading:
+    with place.database.reading() as session:
+        return job_readings(session, TENANT, job_id)[0]
