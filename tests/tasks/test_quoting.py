@@ -13,7 +13,7 @@ from kernels.prompt import QUOTE_PROMPT
 from pipeline.report.cells import EvidenceFrom
 from pipeline.report.rows import report_lines
 from pipeline.submit import Submission
-from storage.jobs import job_status
+from storage.progress import job_status
 from storage.schema import AnswerRow, ItemState
 from tasks.decode import answer_waiting
 from tasks.workplace import Workplace
