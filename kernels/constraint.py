@@ -5,7 +5,7 @@ begins one of them is allowed; where only one can, it is written in the tokenize
 """
 
 from functools import lru_cache
-from typing import Any
+from typing import Any, Protocol
 
 import llguidance.hf
 import numpy as np
@@ -18,6 +18,24 @@ from kernels.grammar import LIMITS, grammar_of, reason_of
 from kernels.params import GenerationParams
 
 KEPT_GRAMMARS = 256
+
+
+class Constraint(Protocol):
+    """Where one answer stands in what it is held to. `is_complete`: nothing can be added any more."""
+
+    is_complete: bool
+
+    def mask(self, logits: Tensor, *, may_end: bool) -> None:
+        """Sets what cannot come next to -inf, in place; `logits` is [vocab]."""
+
+    def accept(self, token: int) -> None:
+        """
+        Raises:
+            ConstraintFailed: the answer cannot go on behind it.
+        """
+
+    def text(self, ids: list[int]) -> str:
+        """Exactly what was matched."""
 
 
 class Grammars:
@@ -36,13 +54,13 @@ class Grammars:
             raise ConstraintRefused("form", reason) from exc
         self._compiled = lru_cache(KEPT_GRAMMARS)(self._compile)
 
-    def start(self, params: GenerationParams) -> "Constraint":
+    def start(self, params: GenerationParams) -> Constraint:
         """For one answer.
 
         Raises:
             ConstraintRefused: the grammar cannot be used, with the reason.
         """
-        return Constraint(self._compiled(grammar_of(params)).deep_copy(), self._tokens, self._stop_ids)
+        return GrammarConstraint(self._compiled(grammar_of(params)).deep_copy(), self._tokens, self._stop_ids)
 
     def _compile(self, grammar: str) -> LLMatcher:
         matcher = LLMatcher(self._tokens, grammar, log_level=0, limits=LIMITS)
@@ -51,7 +69,7 @@ class Grammars:
         return matcher
 
 
-class Constraint:
+class GrammarConstraint:
     """Where one answer stands in its grammar. `is_complete`: nothing can be added any more.
 
     Raises:

@@ -9,6 +9,7 @@ from typing import Literal
 
 from torch import Tensor
 
+from kernels.constraint import Constraint
 from kernels.drafting import MOST_GUESSED, Drafting, Lookup
 from kernels.errors import BatchTooLarge, ContextExceeded, KernelError
 from kernels.kv import PrefixKV, SuffixKV
@@ -16,6 +17,7 @@ from kernels.model import Asked, LanguageModel
 from kernels.out_of_memory import is_out_of_memory
 from kernels.params import GenerationParams
 from kernels.prompt import Prompter
+from kernels.quote import QuoteIndex
 from kernels.sampling import Sampler, TokenLogprobs, draw
 
 ADMIT_TOKENS = 512  # question tokens taken up in one step; more would hold up the answers under way
@@ -29,6 +31,7 @@ class DecodeRequest:
     """A question of the document that `prefix` holds; `key` is the caller's name for it.
 
     With a `lookup` in the document, several tokens of the answer may come from one step, where that is faster.
+    With `quotes`, the answer is a span of that document, or none.
     """
 
     key: int
@@ -36,6 +39,7 @@ class DecodeRequest:
     params: GenerationParams
     prefix: PrefixKV
     lookup: Lookup | None = None
+    quotes: QuoteIndex | None = None
 
 
 @dataclass(frozen=True)
@@ -109,8 +113,9 @@ class Decoder:
     def run(
         self, requests: Iterable[DecodeRequest], is_cancelled: Callable[[int], bool] = lambda _key: False
     ) -> Iterator[DecodeResult]:
-        """Yields each answer as it finishes. `requests` is drawn from only when there is room in the batch, and
-        `is_cancelled(key)` is asked of those under way before every step.
+        """Yields each answer as it finishes. `requests` is drawn from only when there is room in the batch: it may run
+        dry and have more once the answers so far were taken. `is_cancelled(key)` is asked of those under way before
+        every step.
 
         A question that does not fit the context, or whose wanted form cannot be enforced, yields an error result and
         stops no other.
@@ -167,7 +172,11 @@ class Decoder:
         return self._documents[-1]
 
     def _sampler(self, request: DecodeRequest) -> Sampler:
-        constraint = self.prompter.grammars.start(request.params) if request.params.is_constrained else None
+        constraint: Constraint | None = None
+        if request.quotes is not None:
+            constraint = request.quotes.start()
+        elif request.params.is_constrained:
+            constraint = self.prompter.grammars.start(request.params)
         return Sampler(request.params, request.question_ids, stop_ids=self.prompter.stop_ids, constraint=constraint)
 
     def _drop_cancelled(self, is_cancelled: Callable[[int], bool]) -> Iterator[DecodeResult]:

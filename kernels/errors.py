@@ -12,6 +12,7 @@ KernelError
 |-- MemoryExceeded             it will not fit into what is free on the device
 |-- NonFiniteLogits            the model's numbers are NaN or infinite
 |-- NonFiniteKV                the same in its KV, where a lossy codec would hide it
+|-- ChatRefused              the model's template cannot take a conversation
 |-- ParamsRefused              how answers shall be generated makes no sense
 |-- ConstraintRefused          the wanted form of an answer cannot be enforced
 |-- ConstraintFailed           an answer could not go on in that form
@@ -106,6 +107,15 @@ class NonFiniteLogits(KernelError):
 
     def __init__(self) -> None:
         super().__init__(self.__doc__)
+
+
+class ChatRefused(KernelError):
+    def __init__(self, roles: tuple[str, ...]) -> None:
+        super().__init__(
+            f"The model's chat template cannot take messages in this order: {', '.join(roles)}. "
+            "Begin with the system or the user, and let user and assistant take turns."
+        )
+        self.roles = roles
 
 
 class ParamsRefused(KernelError):

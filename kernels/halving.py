@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
-from itertools import chain
 
 import torch
 
@@ -39,7 +38,17 @@ def answer_all(
                 log.warning("not enough memory for question %d alone", request.key)
                 yield failed(request, AnswerTooLarge(len(request.question_ids), request.params.max_new_tokens))
             under_way, batch = [], max_batch
-        waiting = chain(under_way, waiting)
+        waiting = _Again(under_way, waiting)
+
+
+class _Again(Iterator[DecodeRequest]):
+    """Requests to begin again, then the others, which may run dry and have more later."""
+
+    def __init__(self, first: list[DecodeRequest], then: Iterator[DecodeRequest]) -> None:
+        self._first, self._then = iter(first), then
+
+    def __next__(self) -> DecodeRequest:
+        return next(self._first, None) or next(self._then)
 
 
 def _give_back() -> None:

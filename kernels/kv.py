@@ -43,6 +43,10 @@ class Arrivals:
             self._error = error
             self._changed.notify_all()
 
+    @property
+    def are_all_here(self) -> bool:
+        return not any(self._missing.values())
+
     def wait(self, layer: int) -> None:
         """Returns once the layer is whole."""
         if self._missing[layer] == 0:
@@ -105,6 +109,11 @@ class PrefixKV:
     def size_bytes(self) -> int:
         tokens = sum(t.numel() * t.element_size() for part in (self.keys, self.values) for t in part.values())
         return tokens + sum(window.size_bytes for window in self.windows.values()) + self.recurrent.size_bytes
+
+    @property
+    def is_here(self) -> bool:
+        """Nothing is being loaded any more."""
+        return self.arrivals is None or self.arrivals.are_all_here
 
     def layer(self, layer: int) -> LayerKV:
         """The one way to a layer's keys and values, once they are there.
@@ -212,10 +221,15 @@ class SuffixKV:
         return self.keys[layer], self.values[layer]
 
     @torch.inference_mode()
+    def provide(self, layer: int, like: Tensor, shape: LayerShape) -> None:
+        """Makes the room of a layer, if it is not there."""
+        if layer not in self.keys:
+            self._make(layer, like, *shape)
+
+    @torch.inference_mode()
     def write(self, layer: int, slots: Tensor, positions: Tensor, k: Tensor, v: Tensor) -> None:
         """Stores k and v [kv_heads, tokens, head_dim]; token i goes to slots[i], positions[i]."""
-        if layer not in self.keys:
-            self._make(layer, k, k.shape[0], k.shape[2], v.shape[2])
+        self.provide(layer, k, LayerShape(k.shape[0], k.shape[2], v.shape[2]))
         self.keys[layer][slots, :, positions] = k.transpose(0, 1)
         self.values[layer][slots, :, positions] = v.transpose(0, 1)
 

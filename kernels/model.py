@@ -22,10 +22,12 @@ from kernels.device import pick_device, pick_dtype, set_threads
 from kernels.drafting import StepTimes
 from kernels.errors import ChunkMismatch, ModelIncomplete, ModelMissing, ModelUnsupported
 from kernels.folder import weight_files
+from kernels.fused import pick_decoder
 from kernels.gguf import convert_gguf
 from kernels.identity import ModelIdentity, config_digest, digest_json, tokenizer_digest, weights_digest
 from kernels.kv import PrefixKV, SuffixKV, to_index
 from kernels.layout import KVLayout, LayerShape
+from kernels.native.decoder import NativeDecoder
 from kernels.prompt import Prompter
 from kernels.settings import KernelSettings, user_cache_dir
 from kernels.steps import ATTENTION_NAME, DecodeStep, JoinedStep, PrefillStep, Step, run_step
@@ -55,6 +57,7 @@ class LanguageModel:
     device: torch.device
     dtype: torch.dtype
     context_len: int
+    decoder: NativeDecoder | None = None
     step_times: StepTimes = field(default_factory=StepTimes)
 
     @cached_property
@@ -107,7 +110,7 @@ class LanguageModel:
 
     def ask_all(self, documents: Iterable[Asked], *, every: bool = False) -> Tensor:
         """The same over several documents in one pass; the logits are in the order of documents and their slots.
-        `every`: of all pending tokens, not only of each slot's last; not for models with recurrent layers.
+        `every`: the logits [tokens, vocab] after each of the pending tokens instead.
 
         Raises:
             ChunkMismatch: as `ask`.
@@ -116,25 +119,28 @@ class LanguageModel:
         for document in asked:
             self.check_prefix(document.prefix)
         if self.layout.recurrent:
-            return torch.cat([self._ask_in_rows(document) for document in asked])
+            return torch.cat([self._ask_in_rows(document, every) for document in asked])
         steps = [
             DecodeStep(each.prefix, each.suffix, [len(tokens) for tokens in each.pending], each.lengths, self.device)
             for each in asked
         ]
         pending = [tokens for each in asked for tokens in each.pending]
+        ids, ends = _joined(pending), list(accumulate(len(tokens) for tokens in pending))
+        if self.decoder is not None and self.decoder.takes(steps):
+            keep = slice(None) if every else torch.tensor(ends) - 1
+            return self.decoder.logits(steps, torch.tensor(ids), keep, self.windows)
         step = steps[0] if len(steps) == 1 else JoinedStep(steps)
-        ids = _joined(pending)
-        last = range(len(ids)) if every else (end - 1 for end in accumulate(map(len, pending)))
-        return self.forward(step, ids, to_index(list(last), self.device))
+        last = to_index([end - 1 for end in ends], self.device)
+        return self.forward(step, ids, len(ids) if every else last)
 
-    def _ask_in_rows(self, asked: Asked) -> Tensor:
+    def _ask_in_rows(self, asked: Asked, every: bool) -> Tensor:
         """A row of its own for each slot, those of one length together."""
         logits, first = [], 0
         for count, group in groupby(len(tokens) for tokens in asked.pending):
             stop = first + len(list(group))
             taken = asked.lengths[first:stop]
             step = DecodeStep(asked.prefix, asked.suffix, [count] * len(taken), taken, self.device, first_slot=first)
-            logits.append(self.forward(step, _joined(asked.pending[first:stop]), 1))
+            logits.append(self.forward(step, _joined(asked.pending[first:stop]), count if every else 1))
             first = stop
         return torch.cat(logits)
 
@@ -261,7 +267,8 @@ def prepare_model(hf: PreTrainedModel, device: torch.device, context: int, *, qu
     hf.set_attn_implementation(ATTENTION_NAME)
     if quicken:
         quicken_model(hf, device)
-    return LanguageModel(hf, device, next(hf.parameters()).dtype, context)
+    decoder = pick_decoder(hf) if quicken else None
+    return LanguageModel(hf, device, next(hf.parameters()).dtype, context, decoder)
 
 
 def check_split(name: str, model: LanguageModel) -> None:

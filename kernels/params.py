@@ -25,6 +25,8 @@ class GenerationParams:
     At most one of `choices` (texts), `regex` (of the whole answer) and `json_schema` (JSON text) constrains the answer,
     which then ends by itself when it is complete; `max_new_tokens` can cut it before.
 
+    `quote`: behind the answer, the model is asked for the words of the document that show it; see kernels.quote.
+
     Raises:
         pydantic.ValidationError: a number is out of its range, or two things do not go together.
     """
@@ -44,6 +46,7 @@ class GenerationParams:
     choices: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     regex: str | None = None
     json_schema: str | None = None
+    quote: bool = False
 
     @classmethod
     def checked(cls, **values: Any) -> Self:

@@ -11,6 +11,8 @@ special tokens switched off, so no text in a contract can end its turn or give o
 
 import hashlib
 import json
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -20,15 +22,22 @@ from transformers import AutoTokenizer
 
 from kernels.architecture import read_config
 from kernels.constraint import Grammars
-from kernels.errors import ModelIncomplete
+from kernels.errors import ChatRefused, ModelIncomplete
 from kernels.identity import digest_json
+from kernels.quote import NONE, QuoteIndex
+from kernels.words import CJK
 
 PROMPT_VERSION = "prompt-1"
+QUOTE_PROMPT = "quote-1"  # raise it whenever a quote would be asked for in other words
 ACKNOWLEDGEMENT = "I have read the document. What is your question?"
 NO_TEMPLATE = (
     "its tokenizer has no chat template (chat_template.jinja, or an entry of tokenizer_config.json); for a base model, "
     "set PLATEMAKER_PLAIN_PROMPT=true"
 )
+_ASK_QUOTE = (
+    "Quote the words of the document that show this, exactly as they stand there. If no words show it, write: " + NONE
+)
+_ASK_QUOTE_CHINESE = "请逐字引用文件中说明这一点的原文。如果没有这样的原文，请写：" + NONE
 _DOCUMENT = "\u2045document\u2046"
 _QUESTION = "\u2045question\u2046"
 
@@ -60,15 +69,13 @@ class Prompter:
         self._check_vocabulary(folder)
         self.system_prompt = system_prompt
         self.parts = self._render_parts()
+        self._frames: dict[tuple[str, ...], list[str]] = {}
         self.stop_ids = self._stop_ids(folder)
 
     def prefix_ids(self, document: str) -> list[int]:
         """Tokens of everything up to the question, with exactly one BOS if the model wants one."""
         ids = self._literal(self.parts.head) + self._plain(document) + self._literal(self.parts.middle)
-        bos = self.tokenizer.bos_token_id
-        if bos is not None and ids[0] != bos and self._adds_bos():
-            ids.insert(0, bos)
-        return ids
+        return self._with_bos(ids)
 
     @cached_property
     def head_tokens(self) -> int:
@@ -83,6 +90,36 @@ class Prompter:
     def question_ids(self, question: str) -> list[int]:
         """Tokens of the question part; never empty."""
         return self._literal(self.parts.turn) + self._plain(question) + self._literal(self.parts.tail)
+
+    def quote_ids(self, question: str, answer: str) -> list[int]:
+        """Tokens of the question part that asks, behind question and answer, for the words of the document."""
+        instruction = _ASK_QUOTE_CHINESE if re.search(f"[{CJK}]", question) else _ASK_QUOTE
+        ended = self.parts.middle.rpartition(ACKNOWLEDGEMENT)[2]  # what follows a reply
+        return (
+            self.question_ids(question)
+            + self._plain(answer)
+            + self._literal(ended + self.parts.turn + instruction + self.parts.tail)
+        )
+
+    def chat_ids(self, messages: Sequence[tuple[str, str]]) -> list[int]:
+        """Tokens of a conversation of (role, content), up to where the answer begins. As everywhere, no content can end
+        its turn.
+
+        Raises:
+            ChatRefused: the template cannot take these roles in this order.
+        """
+        between = self._chat_frame(tuple(role for role, _ in messages))
+        ids = self._literal(between[0])
+        for (_, content), then in zip(messages, between[1:], strict=True):
+            ids += self._plain(content) + self._literal(then)
+        return self._with_bos(ids)
+
+    def quotes(self, document: str) -> QuoteIndex:
+        """
+        Raises:
+            ConstraintRefused: the tokenizer does not say which characters its tokens stand for.
+        """
+        return QuoteIndex(self.tokenizer, document, self.stop_ids)
 
     def text(self, ids: list[int]) -> str:
         text: str = self.tokenizer.decode(ids, skip_special_tokens=True)
@@ -112,6 +149,38 @@ class Prompter:
     def _plain(self, text: str) -> list[int]:
         return list(self.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True))
 
+    def _with_bos(self, ids: list[int]) -> list[int]:
+        bos = self.tokenizer.bos_token_id
+        return [bos, *ids] if bos is not None and ids[0] != bos and self._adds_bos() else ids
+
+    def _chat_frame(self, roles: tuple[str, ...]) -> list[str]:
+        """The template's text before, between and behind the messages' contents."""
+        if roles not in self._frames:
+            self._frames[roles] = self._render_frame(roles)
+        return self._frames[roles]
+
+    def _render_frame(self, roles: tuple[str, ...]) -> list[str]:
+        if not self.tokenizer.chat_template:
+            names = {"system": "", "user": "Question: ", "assistant": "Answer: "}
+            said = [names[role] for role in roles]
+            return [said[0], *(f"\n\n{name}" for name in said[1:]), "\nAnswer:"]
+        marks = [f"\u2045{number}\u2046" for number in range(len(roles))]
+        turns = [{"role": role, "content": mark} for role, mark in zip(roles, marks, strict=True)]
+        text = self._rendered(turns)
+        if text is None and roles[0] == "system" and roles[1:2] == ("user",):  # some templates know no system turn
+            text = self._rendered([{"role": "user", "content": f"{marks[0]}\n\n{marks[1]}"}, *turns[2:]])
+        between = re.split("|".join(marks), text or "")
+        if text is None or re.findall("|".join(marks), text) != marks:
+            raise ChatRefused(roles)
+        return between
+
+    def _rendered(self, messages: list[dict[str, str]]) -> str | None:
+        try:
+            text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        except Exception:  # templates are programs and raise whatever they like
+            return None
+        return text if isinstance(text, str) else None
+
     def _adds_bos(self) -> bool:
         probe = self.tokenizer.encode("a")
         return bool(probe) and probe[0] == self.tokenizer.bos_token_id
@@ -139,12 +208,9 @@ class Prompter:
         ]
         if with_system:
             messages.insert(0, {"role": "system", "content": self.system_prompt})
-        try:
-            text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        except Exception:  # templates are programs and raise whatever they like
-            return None
-        whole = isinstance(text, str) and text.count(_DOCUMENT) == 1 and text.count(_QUESTION) == 1
-        return text if whole and (not with_system or self.system_prompt in text) else None
+        text = self._rendered(messages)
+        whole = text is not None and text.count(_DOCUMENT) == 1 and text.count(_QUESTION) == 1
+        return text if text is not None and whole and (not with_system or self.system_prompt in text) else None
 
     def _stop_ids(self, folder: Path) -> frozenset[int]:
         """Every token that ends an answer: of the tokenizer, of generation_config.json and of the chat turn."""

@@ -8,6 +8,8 @@ from torch import Tensor
 
 T = TypeVar("T")
 
+EVERYTHING = 1 << 40  # a window wider than any document
+
 
 class Rows:
     """Lives for one step; `remember` makes each thing once, for all layers that need the same."""

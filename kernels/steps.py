@@ -20,10 +20,9 @@ from kernels.backend import pick_backend
 from kernels.kv import PrefixKV, SuffixKV, to_index
 from kernels.latent import absorb, expand, is_latent
 from kernels.recurrent import RecurrentState
-from kernels.rows import DecodeRows, PrefillRows
+from kernels.rows import EVERYTHING, DecodeRows, PrefillRows
 
 ATTENTION_NAME = "platemaker"
-EVERYTHING = 1 << 40  # a window wider than any document
 
 
 class Step(Protocol):
@@ -103,10 +102,10 @@ class DecodeStep:
         self.prefix = prefix
         self.suffix = suffix
         self.taken = slice(first_slot, first_slot + len(counts))
-        self._seen = DecodeRows(counts, lengths, device)
-        self.positions = self._seen.local + prefix.length
-        self._slots = to_index([first_slot + slot for slot in self._seen.slots], device)
-        self._targets = self._seen.local.to(device)
+        self.seen = DecodeRows(counts, lengths, device)
+        self.positions = self.seen.local + prefix.length
+        self._slots = to_index([first_slot + slot for slot in self.seen.slots], device)
+        self._targets = self.seen.local.to(device)
         self.rows = 1
         self.recurrent = suffix.recurrent
         if prefix.recurrent:
@@ -129,10 +128,10 @@ class DecodeStep:
         folded = fold(q, keys.shape[0])
         backend = pick_backend(q.device, q.shape[-1], q.dtype)
         shared = backend.shared(
-            self._seen, folded, keys[:, :held], values[:, :held], scale=scale, window=window, softcap=softcap
+            self.seen, folded, keys[:, :held], values[:, :held], scale=scale, window=window, softcap=softcap
         )
         return backend.own_and_merge(
-            self._seen, folded, own_keys, own_values, shared, scale=scale, window=window, softcap=softcap, sinks=sinks
+            self.seen, folded, own_keys, own_values, shared, scale=scale, window=window, softcap=softcap, sinks=sinks
         )
 
 

@@ -11,6 +11,8 @@ import typer
 from rich.console import Console
 
 from pipeline.commands import advice, insight, installation, jobs, nightly, operations, playbooks, reports, snapshots
+from pipeline.commands.batch import import_questions, run_batch
+from pipeline.commands.evaluate import evaluate
 from pipeline.commands.planning import plan
 from pipeline.commands.prefill import prefill
 from pipeline.commands.run import run
@@ -113,6 +115,8 @@ def prepare(
 cli.command(name="version")(installation.show_version)
 for command in (
     run,
+    run_batch,
+    import_questions,
     submit,
     prefill,
     jobs.status,
@@ -130,6 +134,7 @@ for command in (
     advice.advise,
     advice.baseline,
     worker,
+    evaluate,
     nightly.beat,
     operations.up,
     operations.down,

@@ -12,6 +12,8 @@
     │   └── ParseLimitExceeded
     ├── OcrNotInstalled
     ├── QuestionFileError
+    ├── EvaluationFileError
+    ├── BatchFileError
     ├── TimeUnclear              a time or duration that cannot be read
     ├── ScheduleError            a schedule cannot be made or run
     ├── PlanError                a plan cannot be made of what was given
@@ -167,6 +169,24 @@ class QuestionFileError(PipelineError):
         self.reason = reason
         self.place = f"{path}, {unit} {line}" if line else str(path)
         self.others: tuple[QuestionFileError, ...] = ()  # what else is wrong in the file
+
+
+class EvaluationFileError(PipelineError):
+    """{path}: {reason}; name a JSON file of ContractNLI, or one like it."""
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__()
+        self.path = path
+        self.reason = reason
+
+
+class BatchFileError(PipelineError):
+    """{path}: {reason}; see the README on batch files."""
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__()
+        self.path = path
+        self.reason = reason
 
 
 class UnknownFormat(PipelineError):

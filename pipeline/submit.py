@@ -129,6 +129,7 @@ def _new_question(question: Question, options: GenerationParams) -> NewQuestion:
     params = asdict(options)
     params["max_new_tokens"] = question.max_tokens or options.max_new_tokens
     params["min_new_tokens"] = min(options.min_new_tokens, params["max_new_tokens"])
+    params["quote"] = options.quote or question.quote
     params["stop"] = [*options.stop, *question.stop]
     if question.choices or question.regex is not None or question.json_schema is not None:
         # Such an answer ends by itself; what the command says of ends is for the other questions.

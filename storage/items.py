@@ -45,6 +45,10 @@ class NewAnswer:
     total_s: float
     worker: str
     logprobs: list[dict[str, Any]] | None = None
+    quote_prompt: str | None = None
+    quote: str | None = None
+    quote_start: int | None = None
+    quote_stop: int | None = None
     device_s: float = 0.0
     load_s: float = 0.0
     load_bytes: int = 0

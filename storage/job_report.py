@@ -37,6 +37,10 @@ class ReportRow:
     logprobs: list[dict[str, Any]] | None = None
     carried_from: int | None = None
     spec: dict[str, Any] = field(default_factory=dict)
+    quote_prompt: str | None = None
+    quote: str | None = None
+    quote_start: int | None = None
+    quote_stop: int | None = None
 
 
 @dataclass(frozen=True)
@@ -119,6 +123,10 @@ def _source_report(
             answer.first_token_s,
             answer.total_s,
             answer.logprobs,
+            answer.quote_prompt,
+            answer.quote,
+            answer.quote_start,
+            answer.quote_stop,
             answer.carried_from,
         )
         .outerjoin(answer, answer.item_id == ItemRow.item_id)
@@ -149,4 +157,8 @@ def _source_report(
             logprobs=item.logprobs if item else None,
             carried_from=item.carried_from if item else None,
             spec=question.spec,
+            quote_prompt=item.quote_prompt if item else None,
+            quote=item.quote if item else None,
+            quote_start=item.quote_start if item else None,
+            quote_stop=item.quote_stop if item else None,
         )

@@ -21,7 +21,8 @@ from storage.schema import (
 
 @dataclass(frozen=True)
 class Overview:
-    """`oldest_s`: age of the oldest job with an item that waits for its document to be read, or to be answered."""
+    """`oldest_…_s`: how long ago the oldest job began that has an item which waits for its document to be read, or to
+    be answered."""
 
     items: Mapping[str, int]
     snapshots: Mapping[str, int]
@@ -79,7 +80,8 @@ def _oldest_s(session: Session, now: datetime, *, is_read: bool) -> float:
     waiting = exists().where(
         ItemRow.job_id == JobRow.job_id, ItemRow.state == ItemState.QUEUED, ready if is_read else ~ready
     )
+    since = func.coalesce(JobRow.not_before, JobRow.created_at)
     oldest = session.scalars(
-        select(JobRow.created_at).where(JobRow.finished_at.is_(None), waiting).order_by(JobRow.created_at).limit(1)
+        select(since).where(JobRow.finished_at.is_(None), waiting).order_by(since).limit(1)
     ).first()
     return 0.0 if oldest is None else max(0.0, (now - oldest).total_seconds())

@@ -239,9 +239,11 @@ class ItemRow(Base):
 class AnswerRow(Base):
     """The answer of an item, with its usage and lineage; written in the transaction that ends the item.
 
-    `carried_from` is the item that it was first the answer of, where it was taken over from an earlier job; it then
-    cost nothing. What it cost follows the rules of docs/cost.md: `device_s` of the steps, its share `prefill_s` of the
-    reading, and `load_s` and `load_bytes` of the load that it was the first answer from.
+    `quote` is document text [quote_start, quote_stop), which the model chose when it was asked by `quote_prompt`; null
+    beside a `quote_prompt`: it named none. `carried_from` is the item that it was first the answer of, where it was
+    taken over from an earlier job; it then cost nothing. What it cost follows the rules of docs/cost.md: `device_s` of
+    the steps, its share `prefill_s` of the reading, and `load_s` and `load_bytes` of the load that it was the first
+    answer from.
     """
 
     __tablename__ = "answers"
@@ -258,6 +260,10 @@ class AnswerRow(Base):
     first_token_s: Mapped[float]
     total_s: Mapped[float]
     logprobs: Mapped[list[dict[str, Any]] | None] = mapped_column(JSON(none_as_null=True))
+    quote_prompt: Mapped[str | None] = mapped_column(String(16))
+    quote: Mapped[str | None] = mapped_column(PlainText)
+    quote_start: Mapped[int | None]
+    quote_stop: Mapped[int | None]
     worker: Mapped[str]
     created_at: Mapped[datetime]
     carried_from: Mapped[int | None] = mapped_column(BigId)

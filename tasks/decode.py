@@ -10,10 +10,11 @@ from sqlalchemy.orm import Session
 
 from kernels.decode import Decoder, DecodeRequest, DecodeResult
 from kernels.drafting import Lookup
-from kernels.errors import MemoryExceeded, ParamsRefused
+from kernels.errors import ConstraintRefused, MemoryExceeded, ParamsRefused
 from kernels.halving import answer_all
 from kernels.params import GenerationParams
 from kernels.prompt import Prompter
+from kernels.quote import QuoteIndex
 from kernels.sampling import TokenLogprobs
 from storage.database import utc_now
 from storage.documents import get_text
@@ -37,6 +38,7 @@ from tasks.errors import PromptChanged, WrongModel
 from tasks.loading import DAMAGED, LoadedPrefix, loaded
 from tasks.metrics import note_answer, note_batch
 from tasks.progress import send_progress
+from tasks.quoting import Answered, Quoting
 from tasks.room import refuse_waiting
 from tasks.workplace import Workplace
 
@@ -109,6 +111,7 @@ class _Run:
         self._seen: set[int] = set()
         self._open: list[_Open] = []
         self._decoder: Decoder
+        self._quoting: Quoting
         self._fitting_batch = place.engine.settings.max_batch
 
     def answer(self) -> None:
@@ -127,7 +130,8 @@ class _Run:
         while True:
             batch = engine.settings.max_batch
             try:
-                for result in answer_all(new_decoder, self._requests(), self._is_cancelled, max_batch=batch):
+                self._quoting = Quoting(engine.prompter, self._requests())
+                for result in answer_all(new_decoder, self._quoting, self._is_cancelled, max_batch=batch):
                     self._take(result)
                 self.place.leave_if_draining()
                 return
@@ -152,9 +156,12 @@ class _Run:
         prompter = self.place.engine.prompter
         for row in self._rows():
             opened = self._enter(row)
+            quotes: QuoteIndex | None = None
             while opened is not None and self.place.may_claim() and (items := self._claim(opened)):
                 opened.items |= {item.item_id for item in items}
                 lookup = self._lookup(row) if len(items) <= FEW_QUESTIONS else None
+                if quotes is None and any(item.params.get("quote") for item in items):
+                    quotes = self._quotes(row)
                 for number, item in enumerate(items):
                     if not self.place.may_claim():
                         self._release(opened, items[number:])
@@ -165,7 +172,10 @@ class _Run:
                         self._fail(opened, item.item_id, str(exc))
                         continue
                     ids = prompter.question_ids(item.question)
-                    yield DecodeRequest(item.item_id, ids, params, opened.prefix.kv, lookup)
+                    request = DecodeRequest(item.item_id, ids, params, opened.prefix.kv, lookup)
+                    if params.quote and quotes is not None:
+                        self._quoting.want(request, item.question, quotes)
+                    yield request
             if opened is not None:
                 opened.has_more = False
                 self._close_if_done(opened)
@@ -174,6 +184,16 @@ class _Run:
         place = self.place
         with suppress(ObjectMissing):  # an erased text: its items end elsewhere
             return Lookup(place.engine.prompter.prefix_ids(get_text(place.store, row.tenant, row.document_id)))
+        return None
+
+    def _quotes(self, row: SnapshotRow) -> QuoteIndex | None:
+        place = self.place
+        try:
+            return place.engine.prompter.quotes(get_text(place.store, row.tenant, row.document_id))
+        except ConstraintRefused as exc:
+            logger.warning("no quotes", extra={"reason": exc.reason})
+        except ObjectMissing:  # an erased text: its items end elsewhere
+            pass
         return None
 
     def _rows(self) -> Iterator[SnapshotRow]:
@@ -201,7 +221,7 @@ class _Run:
         place, owner = self.place, self.place.new_owner()
         with ExitStack() as stack:
             stack.enter_context(place.heartbeat.holding(owner))
-            if not stack.enter_context(_leased(place, row.snapshot_id, owner)):
+            if not stack.enter_context(leased(place, row.snapshot_id, owner)):
                 self.lost.append(row)
                 return None
             try:
@@ -259,19 +279,22 @@ class _Run:
     def _take(self, result: DecodeResult) -> None:
         opened = self._holder(result.key)
         opened.prefix.prove()
-        self._commit(opened, result)
+        answered = self._quoting.take(result)
+        if answered is None:
+            return
+        self._commit(opened, answered)
         note_answer(
-            finish=result.finish,
-            first_token_s=result.first_token_s,
-            total_s=result.total_s,
-            output_tokens=len(result.token_ids),
+            finish=answered.result.finish,
+            first_token_s=answered.result.first_token_s,
+            total_s=answered.result.total_s,
+            output_tokens=len(answered.result.token_ids),
         )
         opened.items.remove(result.key)
         self._close_if_done(opened)
 
-    def _commit(self, opened: _Open, result: DecodeResult) -> None:
+    def _commit(self, opened: _Open, answered: Answered) -> None:
         """Writes one finished answer; dropped in silence where the item has meanwhile passed to another worker."""
-        owner, prefix = opened.owner, opened.prefix
+        owner, prefix, (result, quote_prompt, quote) = opened.owner, opened.prefix, answered
         load = (0.0, 0) if prefix.is_charged else (prefix.load_s, prefix.load_bytes)
 
         def commit(session: Session) -> bool:
@@ -294,6 +317,10 @@ class _Run:
                     logprobs=None
                     if result.logprobs is None
                     else _logprobs(self.place.engine.prompter, result.logprobs),
+                    quote_prompt=quote_prompt,
+                    quote=quote.text if quote else None,
+                    quote_start=quote.start if quote else None,
+                    quote_stop=quote.stop if quote else None,
                     device_s=result.device_s,
                     load_s=load[0],
                     load_bytes=load[1],
@@ -348,7 +375,7 @@ class _Run:
 
 
 @contextmanager
-def _leased(place: Workplace, snapshot_id: int, owner: str) -> Iterator[bool]:
+def leased(place: Workplace, snapshot_id: int, owner: str) -> Iterator[bool]:
     """Keeps the snapshot from the sweep inside the block. False: it is not ready any more."""
     with place.database.writing() as session:
         is_ready = take_lease(

@@ -38,6 +38,7 @@ class LoadedPrefix:
     kv: PrefixKV
     manifest: Manifest | None
     max_batch: int  # questions that fit behind it at once
+    ids: list[int] | None = None  # where they are no document's
     load_s: float = 0.0
     load_bytes: int = 0
     is_charged: bool = False  # the load was noted with an answer; see docs/cost.md
@@ -74,7 +75,9 @@ class LoadedPrefix:
 
     def _probe(self, manifest: Manifest) -> None:
         engine = self.place.engine
-        ids = engine.prompter.prefix_ids(get_text(self.place.store, self.row.tenant, self.row.document_id))
+        ids = self.ids
+        if ids is None:
+            ids = engine.prompter.prefix_ids(get_text(self.place.store, self.row.tenant, self.row.document_id))
         if ids_digest(ids) != self.row.fields["prefix_ids"]:
             raise PromptChanged(self.row.snapshot_id)
         check_probe(engine.model, ids[-1], self.kv, Probe(manifest.probe_token_ids, manifest.probe_logits))
@@ -85,8 +88,9 @@ def resident_key(row: SnapshotRow) -> ResidentKey:
 
 
 @contextmanager
-def loaded(place: Workplace, row: SnapshotRow) -> Iterator[LoadedPrefix]:
-    """The snapshot's KV on the device, while its last layers may still be arriving.
+def loaded(place: Workplace, row: SnapshotRow, ids: list[int] | None = None) -> Iterator[LoadedPrefix]:
+    """The snapshot's KV on the device, while its last layers may still be arriving. `ids` are its tokens, where they
+    are not those of a stored document.
 
     Raises:
         SnapshotCorrupt, ObjectMissing, ChunkMismatch: it is not what was published.
@@ -97,7 +101,7 @@ def loaded(place: Workplace, row: SnapshotRow) -> Iterator[LoadedPrefix]:
     if kept is not None:
         MEMORY_HITS.inc()
         send_progress(document_id=row.document_id, tokens=row.num_tokens, snapshot="in memory")
-        yield LoadedPrefix(place, row, kept, None, place.engine.settings.max_batch)
+        yield LoadedPrefix(place, row, kept, None, place.engine.settings.max_batch, ids)
         return
     send_progress(document_id=row.document_id, tokens=row.num_tokens, snapshot="loaded")
     manifest = get_manifest(place.store, row)
@@ -112,7 +116,7 @@ def loaded(place: Workplace, row: SnapshotRow) -> Iterator[LoadedPrefix]:
         load_state(place, kv, states[-1])
     receiver = _receiver(kv, manifest.chunks, manifest.codec)
     kv.length = manifest.num_tokens
-    prefix = LoadedPrefix(place, row, kv, manifest, max_batch)
+    prefix = LoadedPrefix(place, row, kv, manifest, max_batch, ids)
 
     def load() -> None:
         began = time.perf_counter()

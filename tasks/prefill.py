@@ -51,10 +51,13 @@ def prefill_document(tenant: str, document_id: str) -> None:
 
 def prepare_snapshot(place: Workplace, tenant: str, document_id: str) -> int | None:
     """The id of the ready snapshot; None where nothing waits for it, or another worker is at it, or it failed."""
-    engine = place.engine
     ids = _fitting_prefix(place, tenant, document_id)
-    if ids is None:
-        return None
+    return None if ids is None else snapshot_of(place, tenant, document_id, ids)
+
+
+def snapshot_of(place: Workplace, tenant: str, document_id: str, ids: list[int]) -> int | None:
+    """The id of the ready snapshot of these prefix tokens, computed where it is not there; None as above."""
+    engine = place.engine
     fingerprint = engine.fingerprint(tenant, document_id, ids)
     owner = place.new_owner()
     with place.heartbeat.holding(owner):

@@ -4,8 +4,10 @@ from kernels.decode import ADMIT_TOKENS
 from kernels.errors import MemoryExceeded
 from kernels.memory import Need, check_room, decode_need, prefill_need
 from kernels.model import LanguageModel
+from kernels.prompt import Prompter
+from kernels.quote import MOST_TOKENS
 from storage.database import utc_now
-from storage.items import fail_document_items, queued_items
+from storage.items import OpenItem, fail_document_items, queued_items
 from storage.schema import SnapshotRow
 from tasks.workplace import Workplace
 
@@ -47,9 +49,7 @@ def fitting_batch(place: Workplace, row: SnapshotRow) -> int:
     with place.database.reading() as session:
         items = queued_items(session, tenant=row.tenant, document_id=row.document_id, model=engine.name)
     questions = [len(engine.prompter.question_ids(item.question)) for item in items]
-    longest = max(
-        (tokens + int(item.params["max_new_tokens"]) for tokens, item in zip(questions, items, strict=True)), default=1
-    )
+    longest = max((_own_tokens(engine.prompter, item) for item in items), default=1)
     batch = min(engine.settings.max_batch, max(len(items), 1))
     while True:
         slots = 1 << (batch - 1).bit_length()  # as a SuffixKV grows
@@ -64,6 +64,14 @@ def fitting_batch(place: Workplace, row: SnapshotRow) -> int:
             batch = slots // 2
         else:
             return engine.settings.max_batch if batch == len(items) else batch
+
+
+def _own_tokens(prompter: Prompter, item: OpenItem) -> int:
+    """Of the question with its longest answer, and with the longest quote where one will be asked for."""
+    answer = int(item.params["max_new_tokens"])
+    if item.params.get("quote"):
+        return len(prompter.quote_ids(item.question, "")) + answer + MOST_TOKENS
+    return len(prompter.question_ids(item.question)) + answer
 
 
 def _require(place: Workplace, model: LanguageModel, need: Need, what: str) -> None:

@@ -9,17 +9,18 @@
 
 #include <cmath>
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
 #include <limits>
 #include <new>
 #include <vector>
 
+#include "attention.h"
+#include "exp2.h"
 #include "lanes.h"
+#include "scratch.h"
 
 namespace {
 
-typedef int32_t vi __attribute__((vector_size(LANES * 4)));
 typedef int32_t vi_unaligned __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
 
 typedef float v4 __attribute__((vector_size(16)));
@@ -38,7 +39,6 @@ constexpr int FEW = 4;                             // at most so many rows are c
 constexpr int FEW_KEYS = 32;                       // in their blocks
 constexpr int AHEAD = 16;                          // keys that are fetched before they are needed then
 constexpr float INF = std::numeric_limits<float>::infinity();
-constexpr double LOG2E = 1.4426950408889634;
 constexpr double LN2 = 0.6931471805599453;
 
 #if defined(__clang__) || __GNUC__ >= 12
@@ -54,9 +54,6 @@ inline vf load(const bf16* p) {
     return (vf)(__builtin_convertvector(bits, vu) << 16);
 }
 inline vi load(const int32_t* p) { return *reinterpret_cast<const vi_unaligned*>(p); }
-inline vf splat(float x) { return x - vf{}; }
-inline vf at_least(vf x, float low) { vf l = splat(low); return l > x ? l : x; }   // NaN stays
-inline vf at_most(vf x, float high) { vf h = splat(high); return h < x ? h : x; }  // NaN stays
 
 inline float to_float(float x) { return x; }
 inline float to_float(bf16 x) {
@@ -71,42 +68,11 @@ inline bf16 to_bf16(float x) {
     return {x != x ? uint16_t((bits >> 16) | 0x40) : uint16_t((bits + 0x7fff + ((bits >> 16) & 1)) >> 16)};
 }
 
-// 2^x for x < 127, with a relative error below 2e-7; what is below 2^-126 becomes 0.
-inline vf exp2(vf x) {
-    x = at_least(x, -127.0f);
-    const vf magic = splat(12582912.0f + 127.0f);  // 1.5 * 2^23 rounds to a whole number, in the low bits; 127: bias
-    vf t = x + magic;
-    vf f = x - (t - magic);
-    vf p = splat(0.001326472731307149f);
-    p = p * f + 0.009671512991189957f;
-    p = p * f + 0.05550733581185341f;
-    p = p * f + 0.24022242426872253f;
-    p = p * f + 0.6931470036506653f;
-    p = p * f + 1.0f;
-    return p * (vf)((vi)t << 23);
-}
-
 // softcap * tanh(x / softcap) in log 2, of a score that came multiplied by 2 / softcap.
 inline vf capped(vf x, float softcap) {
     const float cap = float(softcap * LOG2E);
     return cap - 2.0f * cap / (1.0f + exp2(at_most(x, 126.0f)));
 }
-
-struct Scratch {
-    char* memory = nullptr;
-    size_t size = 0;
-    ~Scratch() { std::free(memory); }
-    void reserve(size_t wanted) {
-        if (wanted <= size) return;
-        std::free(memory);
-        size = (wanted + (wanted >> 2) + 4095) & ~size_t(4095);
-        memory = static_cast<char*>(std::aligned_alloc(64, size));
-        if (memory == nullptr) {
-            size = 0;
-            throw std::bad_alloc();
-        }
-    }
-};
 
 thread_local Scratch scratch;
 
@@ -582,28 +548,20 @@ void for_each_row(const Found& found, i64 count, const F& visit) {
             visit(panel.row + lane, found.out + panel.row * found.out_dim + lane, i64(panel.width) * LANES);
 }
 
-}  // namespace
+// One call, cut into tasks.
+struct PrefixWork {
+    const PrefixCall& c;
+    i64 rows, blocks, step, tasks;
 
-extern "C" {
+    explicit PrefixWork(const PrefixCall& call) : c(call) {
+        rows = c.tokens * c.group;
+        blocks = (rows + c.rows_per_task - 1) / c.rows_per_task;
+        step = ((c.keys - c.begin + c.parts - 1) / c.parts + 15) / 16 * 16;
+        tasks = c.kv_heads * c.parts * blocks;
+    }
 
-// Strides count elements. Types: 0 float32, 1 bfloat16.
-struct PrefixCall {
-    const void *q, *k, *v;
-    float *out, *lse;        // [parts, kv_heads, tokens * group, v_dim] and without v_dim
-    const i64* positions;    // of each token, or null: the tokens are the last of the keys
-    i64 q_type, kv_type, kv_heads, group, tokens, keys, dim, v_dim;
-    i64 q_head, q_token, q_member, k_head, k_token, v_head, v_token;
-    i64 window, begin, parts, rows_per_task, threads;
-    double scale, softcap;
-    Parallel parallel;
-};
-
-int attend_prefix(const PrefixCall* call) {
-    const PrefixCall& c = *call;
-    const i64 rows = c.tokens * c.group, blocks = (rows + c.rows_per_task - 1) / c.rows_per_task;
-    const i64 step = ((c.keys - c.begin + c.parts - 1) / c.parts + 15) / 16 * 16;
-    const i64 q_size = c.q_type ? 2 : 4, kv_size = c.kv_type ? 2 : 4;
-    auto work = [&](i64 task) {
+    void run(i64 task) const {
+        const i64 q_size = c.q_type ? 2 : 4, kv_size = c.kv_type ? 2 : 4;
         const i64 head = task / (c.parts * blocks), part = task / blocks % c.parts;
         const i64 first_row = (blocks - 1 - task % blocks) * c.rows_per_task;  // later rows see more keys: first
         const i64 count = rows - first_row < c.rows_per_task ? rows - first_row : c.rows_per_task;
@@ -622,32 +580,20 @@ int attend_prefix(const PrefixCall* call) {
             for (i64 d = 0; d < c.v_dim; d++) c.out[to * c.v_dim + d] = values[d * width] * share;
             c.lse[to] = float((found.peak[row] + std::log2(double(total))) * LN2);
         });
-    };
-    return for_each_task(c.kv_heads * c.parts * blocks, int(c.threads), c.parallel, work) ? 0 : 1;
-}
-
-struct OwnCall {
-    const void *q, *k, *v;
-    void* out;                       // [tokens, kv_heads * group, v_dim], of q's type
-    const float *shared, *shared_lse;  // [parts, kv_heads, tokens * group, v_dim] and without v_dim
-    const float* sinks;              // [kv_heads * group] or null
-    const i64 *counts, *lengths;     // [slots]: new tokens, and those stored before them
-    i64 q_type, kv_type, slots, kv_heads, group, tokens, dim, v_dim;
-    i64 q_head, q_token, q_member, k_slot, k_head, k_token, v_slot, v_head, v_token;
-    i64 window, parts, rows_per_task, threads;
-    double scale, softcap;
-    Parallel parallel;
+    }
 };
 
-int attend_own(const OwnCall* call) {
-    const OwnCall& c = *call;
+struct OwnWork {
     struct Piece {
         i64 slot, first, tokens, packed;  // tokens [first, first + tokens) of a slot, which are packed from `packed` on
     };
+    const OwnCall& c;
     std::vector<Piece> pieces;
-    const i64 most = c.rows_per_task / c.group > 1 ? c.rows_per_task / c.group : 1;
-    i64 packed = 0;
-    try {
+    i64 tasks;
+
+    explicit OwnWork(const OwnCall& call) : c(call) {
+        const i64 most = c.rows_per_task / c.group > 1 ? c.rows_per_task / c.group : 1;
+        i64 packed = 0;
         for (i64 slot = 0; slot < c.slots; slot++) {
             for (i64 first = 0; first < c.counts[slot]; first += most) {
                 const i64 left = c.counts[slot] - first, tokens = left < most ? left : most;
@@ -655,11 +601,11 @@ int attend_own(const OwnCall* call) {
                 packed += tokens;
             }
         }
-    } catch (const std::bad_alloc&) {
-        return 1;
+        tasks = i64(pieces.size()) * c.kv_heads;
     }
-    const i64 q_size = c.q_type ? 2 : 4, kv_size = c.kv_type ? 2 : 4, all = c.tokens * c.group;
-    auto work = [&](i64 task) {
+
+    void run(i64 task) const {
+        const i64 q_size = c.q_type ? 2 : 4, kv_size = c.kv_type ? 2 : 4, all = c.tokens * c.group;
         const Piece& piece = pieces[size_t(task / c.kv_heads)];
         const i64 head = task % c.kv_heads;
         const i64 position = c.lengths[piece.slot] + piece.first, end = position + piece.tokens;
@@ -704,8 +650,41 @@ int attend_own(const OwnCall* call) {
                     static_cast<float*>(c.out)[to + d] = merged[d] * share;
             }
         });
-    };
-    return for_each_task(i64(pieces.size()) * c.kv_heads, int(c.threads), c.parallel, work) ? 0 : 1;
+    }
+};
+
+template <typename Work, typename Call>
+bool run_all(const Call* calls, i64 count, int threads, Parallel parallel) {
+    try {
+        const std::vector<Work> works(calls, calls + count);
+        i64 tasks = 0;
+        for (const Work& work : works) tasks += work.tasks;
+        return for_each_task(tasks, threads, parallel, [&](i64 task) {
+            size_t at = 0;
+            for (; task >= works[at].tasks; at++) task -= works[at].tasks;
+            works[at].run(task);
+        });
+    } catch (const std::bad_alloc&) {
+        return false;
+    }
 }
+
+}  // namespace
+
+bool attend_prefixes(const PrefixCall* calls, i64 count, int threads, Parallel parallel) {
+    return run_all<PrefixWork>(calls, count, threads, parallel);
+}
+
+bool attend_owns(const OwnCall* calls, i64 count, int threads, Parallel parallel) {
+    return run_all<OwnWork>(calls, count, threads, parallel);
+}
+
+extern "C" {
+
+int attend_prefix(const PrefixCall* call) {
+    return attend_prefixes(call, 1, int(call->threads), call->parallel) ? 0 : 1;
+}
+
+int attend_own(const OwnCall* call) { return attend_owns(call, 1, int(call->threads), call->parallel) ? 0 : 1; }
 
 }  // extern "C"

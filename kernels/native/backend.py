@@ -5,7 +5,7 @@ from torch import Tensor
 
 from kernels.attention import Attended
 from kernels.native.build import build
-from kernels.native.library import TYPES, Library, pointer
+from kernels.native.library import TYPES, Library, OwnCall, PrefixCall, pointer
 from kernels.rows import DecodeRows, PrefillRows
 from kernels.settings import user_cache_dir
 
@@ -30,58 +30,29 @@ class NativeBackend:
     def prefill(
         self, rows: PrefillRows, q: Tensor, k: Tensor, v: Tensor, *, scale: float, window: int, softcap: float | None
     ) -> Attended:
-        kv_heads, group = k.shape[0], q.shape[0] // k.shape[0]
+        group = q.shape[0] // k.shape[0]
         q = q if q.stride(-1) == 1 else q.contiguous()
         strides = (q.stride(0) * group, q.stride(1), q.stride(0))
         begin = max(0, k.shape[1] - rows.tokens + 1 - window)
-        part = self._prefix(
-            q, strides, k, v, None, kv_heads, group, rows.tokens, begin, scale=scale, window=window, softcap=softcap
+        call = prefix_call(
+            q.dtype, strides, k, v, None, group, rows.tokens, begin, scale=scale, window=window, softcap=softcap
         )
+        part = self._prefix(call, q)
         return Attended(part.out[0], part.lse[0])
 
     def shared(
         self, rows: DecodeRows, q: Tensor, k: Tensor, v: Tensor, *, scale: float, window: int, softcap: float | None
     ) -> Attended:
-        keys, tokens = k.shape[1], len(rows.slots)
-        group = q.shape[1] // tokens
-        positions = rows.remember(("positions", keys), lambda: rows.local + keys)
-        nearest = rows.remember(("nearest",), lambda: int(rows.local.min()))
-        begin = min(max(0, keys + nearest - window + 1), keys)
-        return self._prefix(
-            *_folded(q, group), k, v, positions, k.shape[0], group, tokens, begin,
-            scale=scale, window=window, softcap=softcap,
-        )  # fmt: skip
+        group = q.shape[1] // len(rows.slots)
+        q, strides = _folded(q, group)
+        call = shared_call(rows, q.dtype, strides, k, v, group, scale=scale, window=window, softcap=softcap)
+        return self._prefix(call, q)
 
-    def _prefix(
-        self,
-        q: Tensor,
-        q_strides: tuple[int, int, int],
-        k: Tensor,
-        v: Tensor,
-        positions: Tensor | None,
-        kv_heads: int,
-        group: int,
-        tokens: int,
-        begin: int,
-        *,
-        scale: float,
-        window: int,
-        softcap: float | None,
-    ) -> Attended:
-        keys, v_dim, rows = k.shape[1], v.shape[2], tokens * group
-        rows_per_task = _rows_per_task(rows, kv_heads, max(k.shape[2], v_dim))
-        tasks = kv_heads * -(-rows // rows_per_task)
-        parts = 1 if positions is None else _parts(tasks, keys - begin)
-        out = torch.empty((parts, kv_heads, rows, v_dim))
-        lse = torch.empty((parts, kv_heads, rows))
-        q_head, q_token, q_member = q_strides
-        self.library.attend_prefix(
-            q=pointer(q), k=pointer(k), v=pointer(v), out=pointer(out), lse=pointer(lse), positions=pointer(positions),
-            q_type=TYPES[q.dtype], kv_type=TYPES[k.dtype], kv_heads=kv_heads, group=group, tokens=tokens, keys=keys,
-            dim=k.shape[2], v_dim=v_dim, q_head=q_head, q_token=q_token, q_member=q_member, k_head=k.stride(0),
-            k_token=k.stride(1), v_head=v.stride(0), v_token=v.stride(1), window=window, begin=begin, parts=parts,
-            rows_per_task=rows_per_task, scale=scale, softcap=softcap or 0.0,
-        )  # fmt: skip
+    def _prefix(self, call: PrefixCall, q: Tensor) -> Attended:
+        rows = (call.parts, call.kv_heads, call.tokens * call.group)
+        out, lse = torch.empty((*rows, call.v_dim)), torch.empty(rows)
+        call.q, call.out, call.lse = q.data_ptr(), out.data_ptr(), lse.data_ptr()
+        self.library.attend_prefix(call)
         return Attended(out, lse)
 
     def own_and_merge(
@@ -97,26 +68,95 @@ class NativeBackend:
         softcap: float | None,
         sinks: Tensor | None = None,
     ) -> Tensor:
-        kv_heads, tokens, v_dim = q.shape[0], len(rows.slots), v.shape[3]
-        group = q.shape[1] // tokens
-        counts, lengths = rows.remember(
-            ("slots",), lambda: (torch.tensor(rows.counts), torch.tensor(rows.lengths))
-        )  # int64
-        out = torch.empty((tokens, kv_heads * group, v_dim), dtype=q.dtype)
+        tokens, group = len(rows.slots), q.shape[1] // len(rows.slots)
+        out = torch.empty((tokens, q.shape[0] * group, v.shape[3]), dtype=q.dtype)
         before, lse = shared.out.contiguous(), shared.lse.contiguous()
         sinks = None if sinks is None else sinks.float().contiguous()
-        q, (q_head, q_token, q_member) = _folded(q, group)
-        self.library.attend_own(
-            q=pointer(q), k=pointer(k), v=pointer(v), out=pointer(out), shared=pointer(before),
-            shared_lse=pointer(lse), sinks=pointer(sinks), counts=pointer(counts), lengths=pointer(lengths),
-            q_type=TYPES[q.dtype], kv_type=TYPES[k.dtype], slots=len(rows.counts), kv_heads=kv_heads, group=group,
-            tokens=tokens, dim=k.shape[3], v_dim=v_dim, q_head=q_head, q_token=q_token, q_member=q_member,
-            k_slot=k.stride(0), k_head=k.stride(1), k_token=k.stride(2), v_slot=v.stride(0), v_head=v.stride(1),
-            v_token=v.stride(2), window=window, parts=before.shape[0],
-            rows_per_task=_rows_per_task(tokens * group, kv_heads, max(k.shape[3], v_dim)), scale=scale,
-            softcap=softcap or 0.0,
-        )  # fmt: skip
+        q, strides = _folded(q, group)
+        call = own_call(rows, q.dtype, strides, k, v, group, scale=scale, window=window, softcap=softcap)
+        call.q, call.out, call.sinks = q.data_ptr(), out.data_ptr(), pointer(sinks)
+        call.shared, call.shared_lse, call.parts = before.data_ptr(), lse.data_ptr(), before.shape[0]
+        self.library.attend_own(call)
         return out
+
+
+def prefix_call(
+    q_type: torch.dtype,
+    q_strides: tuple[int, int, int],
+    k: Tensor,
+    v: Tensor,
+    positions: Tensor | None,
+    group: int,
+    tokens: int,
+    begin: int,
+    *,
+    scale: float,
+    window: int,
+    softcap: float | None,
+) -> PrefixCall:
+    """All but q and where the results go. `positions` have to outlive it; `q_strides` count over KV heads, tokens, and
+    query heads of a group."""
+    (kv_heads, keys, dim), v_dim, rows = k.shape, v.shape[2], tokens * group
+    rows_per_task = _rows_per_task(rows, kv_heads, max(dim, v_dim))
+    tasks = kv_heads * -(-rows // rows_per_task)
+    q_head, q_token, q_member = q_strides
+    return PrefixCall(
+        k=pointer(k), v=pointer(v), positions=pointer(positions), q_type=TYPES[q_type], kv_type=TYPES[k.dtype],
+        kv_heads=kv_heads, group=group, tokens=tokens, keys=keys, dim=dim, v_dim=v_dim, q_head=q_head,
+        q_token=q_token, q_member=q_member, k_head=k.stride(0), k_token=k.stride(1), v_head=v.stride(0),
+        v_token=v.stride(1), window=window, begin=begin, parts=1 if positions is None else _parts(tasks, keys - begin),
+        rows_per_task=rows_per_task, scale=scale, softcap=softcap or 0.0,
+    )  # fmt: skip
+
+
+def shared_call(
+    rows: DecodeRows,
+    q_type: torch.dtype,
+    q_strides: tuple[int, int, int],
+    k: Tensor,
+    v: Tensor,
+    group: int,
+    *,
+    scale: float,
+    window: int,
+    softcap: float | None,
+) -> PrefixCall:
+    """Of a decode step over the document k, v [kv_heads, keys, dim]; lives no longer than `rows`."""
+    keys = k.shape[1]
+    positions = rows.remember(("positions", keys), lambda: rows.local + keys)
+    nearest = rows.remember(("nearest",), lambda: int(rows.local.min()))
+    begin = min(max(0, keys + nearest - window + 1), keys)
+    return prefix_call(
+        q_type, q_strides, k, v, positions, group, len(rows.slots), begin, scale=scale, window=window, softcap=softcap
+    )
+
+
+def own_call(
+    rows: DecodeRows,
+    q_type: torch.dtype,
+    q_strides: tuple[int, int, int],
+    k: Tensor,
+    v: Tensor,
+    group: int,
+    *,
+    scale: float,
+    window: int,
+    softcap: float | None,
+) -> OwnCall:
+    """Of a decode step over the own tokens k, v [slots, kv_heads, capacity, dim], all but q, the document's part, sinks
+    and where the result goes; lives no longer than `rows`."""
+    kv_heads, dim, v_dim, tokens = k.shape[1], k.shape[3], v.shape[3], len(rows.slots)
+    counts, lengths = rows.remember(
+        ("slots",), lambda: (torch.tensor(rows.counts), torch.tensor(rows.lengths))
+    )  # int64
+    q_head, q_token, q_member = q_strides
+    return OwnCall(
+        k=pointer(k), v=pointer(v), counts=pointer(counts), lengths=pointer(lengths), q_type=TYPES[q_type],
+        kv_type=TYPES[k.dtype], slots=len(rows.counts), kv_heads=kv_heads, group=group, tokens=tokens, dim=dim,
+        v_dim=v_dim, q_head=q_head, q_token=q_token, q_member=q_member, k_slot=k.stride(0), k_head=k.stride(1),
+        k_token=k.stride(2), v_slot=v.stride(0), v_head=v.stride(1), v_token=v.stride(2), window=window,
+        rows_per_task=_rows_per_task(tokens * group, kv_heads, max(dim, v_dim)), scale=scale, softcap=softcap or 0.0,
+    )  # fmt: skip
 
 
 def load_library() -> Library:

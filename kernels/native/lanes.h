@@ -40,6 +40,11 @@ typedef float vf_unaligned __attribute__((vector_size(LANES * 4), aligned(4), ma
 
 inline vf load(const float* p) { return *reinterpret_cast<const vf_unaligned*>(p); }
 inline void store(float* p, vf x) { *reinterpret_cast<vf_unaligned*>(p) = x; }
+inline float sum(vf x) {
+    float total = 0;
+    for (int lane = 0; lane < LANES; lane++) total += x[lane];
+    return total;
+}
 
 typedef void (*Parallel)(void (*)(void*), void*, unsigned, unsigned);  // GOMP_parallel
 

@@ -1,7 +1,6 @@
-"""The C functions of attention.cpp and linear.cpp, called with pointers; ctypes lets other threads run meanwhile."""
+"""The functions of our C++, called with pointers; ctypes lets other threads run meanwhile."""
 
 import ctypes
-from collections.abc import Mapping
 from ctypes import POINTER, Structure, c_double, c_int, c_int64, c_void_p
 from pathlib import Path
 from typing import Any
@@ -40,9 +39,27 @@ class OwnCall(Structure):
 
 
 class LinearCall(Structure):
+    _fields_ = _fields(pointers="x w bias out", integers="rows in out_features x_row threads", function="parallel")
+
+
+class DecoderLayer(Structure):
     _fields_ = _fields(
-        pointers="x w bias out scratch", integers="rows in out_features x_row threads", function="parallel"
+        pointers="norm q q_bias k k_bias v v_bias q_norm k_norm o o_bias mlp_norm gate gate_bias up up_bias down "
+        "down_bias",
+        integers="rotated",
+        numbers="norm_eps q_eps k_eps mlp_eps",
     )
+
+
+class DecoderCall(Structure):
+    _fields_ = _fields(
+        pointers="x cos sin layers prefix own",
+        integers="num_layers documents tokens hidden inner heads kv_heads dim width threads",
+        function="parallel",
+    )
+
+
+Call = PrefixCall | OwnCall | LinearCall | DecoderCall
 
 
 class Library:
@@ -51,29 +68,33 @@ class Library:
     def __init__(self, path: Path) -> None:
         library = ctypes.CDLL(str(path))
         self._prefix, self._own = library.attend_prefix, library.attend_own
-        self._linear, self._panels = library.linear, library.linear_panels
-        linears = ((self._linear, LinearCall), (self._panels, LinearCall))
-        for function, call in ((self._prefix, PrefixCall), (self._own, OwnCall), *linears):
+        self._linear, self._decoder = library.linear, library.decoder_step
+        for function, call in (
+            (self._prefix, PrefixCall),
+            (self._own, OwnCall),
+            (self._linear, LinearCall),
+            (self._decoder, DecoderCall),
+        ):
             function.argtypes, function.restype = [POINTER(call)], c_int
-        self.panel_rows = int(library.linear_panel_rows())
         self._parallel = _openmp_of_torch()
 
-    def attend_prefix(self, **given: int | float | None) -> None:
-        self._call(self._prefix, PrefixCall, given)
+    def attend_prefix(self, call: PrefixCall) -> None:
+        self._call(self._prefix, call)
 
-    def attend_own(self, **given: int | float | None) -> None:
-        self._call(self._own, OwnCall, given)
+    def attend_own(self, call: OwnCall) -> None:
+        self._call(self._own, call)
 
-    def linear(self, **given: int | None) -> None:
-        self._call(self._linear, LinearCall, given)
+    def linear(self, call: LinearCall) -> None:
+        self._call(self._linear, call)
 
-    def linear_panels(self, **given: int | None) -> None:
-        self._call(self._panels, LinearCall, given)
+    def decoder_step(self, call: DecoderCall) -> None:
+        self._call(self._decoder, call)
 
-    def _call(self, function: Any, call: type[Structure], given: Mapping[str, int | float | None]) -> None:
-        threads = torch.get_num_threads() if self._parallel else 1
-        if function(ctypes.byref(call(**given, threads=threads, parallel=self._parallel))):
-            raise MemoryError("attention on the CPU found no memory for its blocks")
+    def _call(self, function: Any, call: Call) -> None:
+        call.threads = torch.get_num_threads() if self._parallel else 1
+        call.parallel = self._parallel
+        if function(ctypes.byref(call)):
+            raise MemoryError("native code on the CPU found no memory for its blocks")
 
 
 def _openmp_of_torch() -> int | None:

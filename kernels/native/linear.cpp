@@ -5,7 +5,9 @@
 // weight is broadcast; so no sum has to be taken across lanes, and the weights need no copy in another order, which for
 // few rows costs general matrix products more than the product.
 
-#include "lanes.h"
+#include "linear.h"
+
+#include "scratch.h"
 
 namespace {
 
@@ -13,15 +15,15 @@ constexpr int TILE = 4;            // rows of weights at once, by dot products
 constexpr int WIDE = 3;            // rows of x at once: TILE * WIDE sums stay in registers
 constexpr i64 TILES_PER_TASK = 8;  // small enough to share out evenly
 
-inline float sum(vf x) {
-    float total = 0;
-    for (int lane = 0; lane < LANES; lane++) total += x[lane];
-    return total;
+inline void put(const Linear& layer, i64 n, float total, float* out) {
+    if (layer.bias) total += layer.bias[n];
+    *out = layer.add ? *out + total : total;
 }
 
-// The products of `tile` rows of weights with M rows of x.
+// The products of `tile` rows of weights, from row `first` on, with M rows of x.
 template <int M>
-void multiply(const float* x, i64 x_row, const float* w, int tile, i64 in, const float* bias, float* out, i64 out_row) {
+void multiply(const float* x, i64 x_row, i64 in, const Linear& layer, i64 first, int tile, float* out) {
+    const float* w = layer.w + first * in;
     const float* row[TILE];
     for (int n = 0; n < TILE; n++) row[n] = w + (n < tile ? n : 0) * in;
     vf sums[TILE][M] = {};
@@ -42,7 +44,7 @@ void multiply(const float* x, i64 x_row, const float* w, int tile, i64 in, const
         for (int m = 0; m < M; m++) {
             float total = sum(sums[n][m]);
             for (i64 rest = k; rest < in; rest++) total += row[n][rest] * x[m * x_row + rest];
-            out[m * out_row + n] = total + (bias ? bias[n] : 0.0f);
+            put(layer, first + n, total, out + m * layer.out_features + first + n);
         }
 }
 
@@ -51,6 +53,9 @@ constexpr int OUTS = (REGISTERS - 4) / 2;  // rows of weights at once: twice as 
 constexpr i64 OUTS_PER_TASK = 8 * OUTS;
 constexpr i64 DEPTH = 512;  // of a block along k: a panel's part of it stays in the second cache, beside the weights'
 constexpr i64 PANELS_PER_TASK = 128 / PANEL;
+constexpr double FULL_ENOUGH = 0.86;  // panels are by so much faster than dot products, where every row of theirs counts
+
+thread_local Scratch packed;
 
 // Adds to sums[o][r] the products of OUTS rows of weights with a panel of x, over `depth` numbers.
 void multiply_panel(const float* panel, const float* const* w, i64 depth, vf sums[OUTS][2]) {
@@ -70,81 +75,103 @@ void multiply_panel(const float* panel, const float* const* w, i64 depth, vf sum
         for (int half = 0; half < 2; half++) sums[o][half] = held[o][half];
 }
 
+// Hands out strips of `step` rows of weights of all layers: work(layer, first row, the row behind the last, block of x).
+template <typename F>
+bool for_each_strip(const Linear* layers, int count, i64 step, i64 blocks, int threads, Parallel parallel,
+                    const F& work) {
+    i64 strips = 0;
+    for (int i = 0; i < count; i++) strips += (layers[i].out_features + step - 1) / step;
+    return for_each_task(strips * blocks, threads, parallel, [&](i64 task) {
+        const Linear* layer = layers;
+        i64 begin = task / blocks * step;
+        for (i64 all; begin >= (all = (layer->out_features + step - 1) / step * step); layer++) begin -= all;
+        work(*layer, begin, begin + step < layer->out_features ? begin + step : layer->out_features, task % blocks);
+    });
+}
+
+bool by_dots(const float* x, i64 x_row, i64 rows, i64 in, const Linear* layers, int count, int threads,
+             Parallel parallel) {
+    auto work = [&](const Linear& layer, i64 begin, i64 end, i64) {
+        for (i64 n = begin; n < end; n += TILE) {
+            const int tile = end - n < TILE ? int(end - n) : TILE;
+            for (i64 m = 0; m < rows; m += WIDE) {
+                auto run = rows - m >= 3 ? multiply<3> : rows - m == 2 ? multiply<2> : multiply<1>;
+                run(x + m * x_row, x_row, in, layer, n, tile, layer.out + m * layer.out_features);
+            }
+        }
+    };
+    return for_each_strip(layers, count, TILE * TILES_PER_TASK, 1, threads, parallel, work);
+}
+
+bool by_panels(const float* x, i64 x_row, i64 rows, i64 in, const Linear* layers, int count, int threads,
+               Parallel parallel) {
+    const i64 panels = (rows + PANEL - 1) / PANEL, blocks = (in + DEPTH - 1) / DEPTH;
+    packed.reserve(size_t(panels * PANEL * in) * sizeof(float));
+    float* all = reinterpret_cast<float*>(packed.memory);
+    auto part = [&](i64 panel, i64 block) {  // [panel][block][k][PANEL]
+        return all + (panel * in + block * DEPTH) * PANEL;
+    };
+    auto pack = [&](i64 task) {
+        const i64 panel = task / blocks, block = task % blocks;
+        const i64 depth = in - block * DEPTH < DEPTH ? in - block * DEPTH : DEPTH;
+        float* to = part(panel, block);
+        for (i64 k = 0; k < depth; k += 64)
+            for (i64 row = 0; row < PANEL; row++) {
+                const i64 m = panel * PANEL + row, stop = k + 64 < depth ? k + 64 : depth;
+                const float* from = x + m * x_row + block * DEPTH;
+                for (i64 at = k; at < stop; at++) to[at * PANEL + row] = m < rows ? from[at] : 0.0f;
+            }
+    };
+    if (!for_each_task(panels * blocks, threads, parallel, pack)) return false;
+    auto work = [&](const Linear& layer, i64 begin, i64 end, i64 group) {
+        const i64 first = group * PANELS_PER_TASK;
+        const i64 last = first + PANELS_PER_TASK < panels ? first + PANELS_PER_TASK : panels;
+        alignas(64) vf sums[OUTS_PER_TASK / OUTS][PANELS_PER_TASK][OUTS][2] = {};
+        for (i64 block = 0; block < blocks; block++) {
+            const i64 depth = in - block * DEPTH < DEPTH ? in - block * DEPTH : DEPTH;
+            for (i64 n = begin; n < end; n += OUTS) {
+                const float* w[OUTS];
+                for (int o = 0; o < OUTS; o++) w[o] = layer.w + (n + o < end ? n + o : n) * in + block * DEPTH;
+                for (i64 panel = first; panel < last; panel++)
+                    multiply_panel(part(panel, block), w, depth, sums[(n - begin) / OUTS][panel - first]);
+            }
+        }
+        for (i64 m = first * PANEL; m < last * PANEL && m < rows; m++)
+            for (i64 n = begin; n < end; n++) {
+                const vf* pair = sums[(n - begin) / OUTS][m / PANEL - first][(n - begin) % OUTS];
+                put(layer, n, pair[m % PANEL / LANES][m % LANES], layer.out + m * layer.out_features + n);
+            }
+    };
+    const i64 groups = (panels + PANELS_PER_TASK - 1) / PANELS_PER_TASK;
+    return for_each_strip(layers, count, OUTS_PER_TASK, groups, threads, parallel, work);
+}
+
 }  // namespace
+
+bool multiply_all(const float* x, i64 x_row, i64 rows, i64 in, const Linear* layers, int count, int threads,
+                  Parallel parallel) {
+    const i64 in_panels = (rows + PANEL - 1) / PANEL * PANEL;
+    const auto run = double(rows) >= FULL_ENOUGH * double(in_panels) ? by_panels : by_dots;
+    try {
+        return run(x, x_row, rows, in, layers, count, threads, parallel);
+    } catch (const std::bad_alloc&) {
+        return false;
+    }
+}
 
 extern "C" {
 
 struct LinearCall {
-    const float *x, *w, *bias;  // [rows, in] with x_row between rows, [out_features, in], [out_features] or null
-    float* out;                 // [rows, out_features]
-    float* scratch;             // of linear_panels: `in` floats for each row, rows rounded up to PANEL
+    const float *x, *w, *bias;
+    float* out;
     i64 rows, in, out_features, x_row, threads;
     Parallel parallel;
 };
 
 int linear(const LinearCall* call) {
     const LinearCall& c = *call;
-    const i64 step = TILE * TILES_PER_TASK;
-    auto work = [&](i64 task) {
-        const i64 end = (task + 1) * step < c.out_features ? (task + 1) * step : c.out_features;
-        for (i64 n = task * step; n < end; n += TILE) {
-            const int tile = end - n < TILE ? int(end - n) : TILE;
-            const float* bias = c.bias ? c.bias + n : nullptr;
-            for (i64 m = 0; m < c.rows; m += WIDE) {
-                auto run = c.rows - m >= 3 ? multiply<3> : c.rows - m == 2 ? multiply<2> : multiply<1>;
-                run(c.x + m * c.x_row, c.x_row, c.w + n * c.in, tile, c.in, bias, c.out + m * c.out_features + n,
-                    c.out_features);
-            }
-        }
-    };
-    return for_each_task((c.out_features + step - 1) / step, int(c.threads), c.parallel, work) ? 0 : 1;
-}
-
-int linear_panel_rows() { return PANEL; }
-
-// The same through panels.
-int linear_panels(const LinearCall* call) {
-    const LinearCall& c = *call;
-    const i64 panels = (c.rows + PANEL - 1) / PANEL, blocks = (c.in + DEPTH - 1) / DEPTH;
-    auto part = [&](i64 panel, i64 block) {  // of scratch: [panel][block][k][PANEL]
-        return c.scratch + (panel * c.in + block * DEPTH) * PANEL;
-    };
-    auto pack = [&](i64 task) {
-        const i64 panel = task / blocks, block = task % blocks;
-        const i64 depth = c.in - block * DEPTH < DEPTH ? c.in - block * DEPTH : DEPTH;
-        float* to = part(panel, block);
-        for (i64 k = 0; k < depth; k += 64)
-            for (i64 row = 0; row < PANEL; row++) {
-                const i64 m = panel * PANEL + row, stop = k + 64 < depth ? k + 64 : depth;
-                const float* from = c.x + m * c.x_row + block * DEPTH;
-                for (i64 at = k; at < stop; at++) to[at * PANEL + row] = m < c.rows ? from[at] : 0.0f;
-            }
-    };
-    if (!for_each_task(panels * blocks, int(c.threads), c.parallel, pack)) return 1;
-    const i64 groups = (panels + PANELS_PER_TASK - 1) / PANELS_PER_TASK;
-    const i64 strips = (c.out_features + OUTS_PER_TASK - 1) / OUTS_PER_TASK;
-    auto work = [&](i64 task) {
-        const i64 first = task % groups * PANELS_PER_TASK, begin = task / groups * OUTS_PER_TASK;
-        const i64 last = first + PANELS_PER_TASK < panels ? first + PANELS_PER_TASK : panels;
-        const i64 end = begin + OUTS_PER_TASK < c.out_features ? begin + OUTS_PER_TASK : c.out_features;
-        alignas(64) vf sums[OUTS_PER_TASK / OUTS][PANELS_PER_TASK][OUTS][2] = {};
-        for (i64 block = 0; block < blocks; block++) {
-            const i64 depth = c.in - block * DEPTH < DEPTH ? c.in - block * DEPTH : DEPTH;
-            for (i64 n = begin; n < end; n += OUTS) {
-                const float* rows[OUTS];
-                for (int o = 0; o < OUTS; o++) rows[o] = c.w + (n + o < end ? n + o : n) * c.in + block * DEPTH;
-                for (i64 panel = first; panel < last; panel++)
-                    multiply_panel(part(panel, block), rows, depth, sums[(n - begin) / OUTS][panel - first]);
-            }
-        }
-        for (i64 m = first * PANEL; m < last * PANEL && m < c.rows; m++)
-            for (i64 n = begin; n < end; n++) {
-                const vf* pair = sums[(n - begin) / OUTS][m / PANEL - first][(n - begin) % OUTS];
-                const float total = pair[m % PANEL / LANES][m % LANES];
-                c.out[m * c.out_features + n] = total + (c.bias ? c.bias[n] : 0.0f);
-            }
-    };
-    return for_each_task(groups * strips, int(c.threads), c.parallel, work) ? 0 : 1;
+    const Linear layer = {c.w, c.bias, c.out_features, c.out, false};
+    return multiply_all(c.x, c.x_row, c.rows, c.in, &layer, 1, int(c.threads), c.parallel) ? 0 : 1;
 }
 
 }  // extern "C"

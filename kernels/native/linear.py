@@ -3,10 +3,9 @@
 import torch
 from torch import Tensor, nn
 
-from kernels.native.library import Library, pointer
+from kernels.native.library import Library, LinearCall, pointer
 
 MOST_ROWS = 128  # beyond, torch's own product is as fast
-FULL_ENOUGH = 0.86  # panels are by so much faster than dot products, where every row of theirs counts
 
 
 class NativeLinear(nn.Linear):
@@ -22,13 +21,11 @@ class NativeLinear(nn.Linear):
         x = input.reshape(rows, self.in_features)
         x = x if x.stride(1) == 1 else x.contiguous()
         out = torch.empty((*input.shape[:-1], self.out_features))
-        in_panels = -(-rows // self.library.panel_rows) * self.library.panel_rows
-        use_panels = rows >= FULL_ENOUGH * in_panels
-        scratch = torch.empty(in_panels * self.in_features) if use_panels else None
-        product = self.library.linear_panels if use_panels else self.library.linear
-        product(
-            x=pointer(x), w=pointer(weight), bias=pointer(self.bias), out=pointer(out), scratch=pointer(scratch),
-            rows=rows, **{"in": self.in_features}, out_features=self.out_features, x_row=x.stride(0),
+        self.library.linear(
+            LinearCall(
+                x=pointer(x), w=pointer(weight), bias=pointer(self.bias), out=pointer(out), rows=rows,
+                **{"in": self.in_features}, out_features=self.out_features, x_row=x.stride(0),
+            )
         )  # fmt: skip
         return out
 

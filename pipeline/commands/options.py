@@ -86,6 +86,10 @@ class QuestionOptions(NamedTuple):
         ),
     ] = None
 
+    quotes: Annotated[
+        bool, typer.Option("--quotes", help="Let the model quote the document for every answer, not only where asked.")
+    ] = False
+
     def load(self) -> "list[Question]":
         """
         Raises:
@@ -123,6 +127,7 @@ class QuestionOptions(NamedTuple):
                 min_new_tokens=self.min_tokens,
                 ignore_eos=self.ignore_eos,
                 logprobs=self.logprobs,
+                quote=self.quotes,
             )
         except ParamsRefused as exc:
             sentence = str(exc).replace("min_new_tokens", "--min-tokens").replace("max_new_tokens", "--max-tokens")

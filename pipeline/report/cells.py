@@ -20,13 +20,20 @@ class CellStatus(StrEnum):
     PENDING = "pending"
 
 
+class EvidenceFrom(StrEnum):
+    QUOTED = "quoted"  # by the model, which was asked for the words of the document
+    FOUND = "found"  # by searching the document for the answer's words
+    NONE = "none"  # the model was asked and named none
+
+
 @dataclass(frozen=True)
 class Cell:
     """An answer with its evidence, whoever found it.
 
     `text` is the answer's words, or why there is none. `value` is theirs in the question's type (see TypedValue), and
     `parsed` is false where the words hold no such value. `quote` is document text [start, stop), which begins on
-    `page`; `verified` says that it was found there verbatim. `doubt` is what a reader should look at.
+    `page`; `verified` says that it was found there verbatim, `evidence` who found it. `doubt` is what a
+    reader should look at.
     """
 
     status: CellStatus
@@ -39,6 +46,7 @@ class Cell:
     start: int | None = None
     stop: int | None = None
     verified: bool = False
+    evidence: EvidenceFrom | None = None
     doubt: str | None = None
 
     @property
@@ -60,7 +68,7 @@ def cell_of(row: ReportRow, evidence: Evidence | None) -> Cell:
     parsed = read.status == ValueStatus.PARSED
     doubts = [] if parsed else [f"no {_NAMES[spec.type]} in these words" if text else "empty answer"]
     if spec.quote and evidence is None:
-        doubts.append("no quote")
+        doubts.append("no quote" if row.quote_prompt is None else "the model names no words of the document for it")
     found = evidence._asdict() if evidence else {}
     return Cell(
         CellStatus.ANSWERED,
@@ -70,8 +78,15 @@ def cell_of(row: ReportRow, evidence: Evidence | None) -> Cell:
         parsed,
         **found,
         verified=evidence is not None,
+        evidence=_evidence_from(row, evidence),
         doubt="; ".join(doubts) or None,
     )
+
+
+def _evidence_from(row: ReportRow, evidence: Evidence | None) -> EvidenceFrom | None:
+    if evidence is None:
+        return EvidenceFrom.NONE if row.quote_prompt is not None else None
+    return EvidenceFrom.QUOTED if row.quote_prompt is not None else EvidenceFrom.FOUND
 
 
 _CJK = re.compile(r"[\u3400-\u9fff]")

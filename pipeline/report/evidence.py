@@ -11,9 +11,8 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import NamedTuple
 
-_CJK = r"\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
-# Chinese and Japanese put no blanks between words: there each character is one.
-WORD = re.compile(rf"[{_CJK}]|[^\W{_CJK}]+(?:[.,'’-][^\W{_CJK}]+)*")
+from kernels.words import CJK, WORD
+
 LEAST_RUN = 4
 LEAST_CJK_RUN = 8
 MOST_PLACES = 2
@@ -58,7 +57,7 @@ class DocumentIndex:
         words = _words(answer)
         begin, end = self._longest_run(words)
         run = self._words[begin:end]
-        least = LEAST_CJK_RUN if re.match(f"[{_CJK}]", "".join(run)) else LEAST_RUN
+        least = LEAST_CJK_RUN if re.match(f"[{CJK}]", "".join(run)) else LEAST_RUN
         telling = sum(word not in COMMON for word in run)
         if not run or telling < min(2, len(words)):
             return None

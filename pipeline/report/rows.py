@@ -1,5 +1,6 @@
 """The rows of a report: one per source and question, with the place of each answer in its document."""
 
+from bisect import bisect_right
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -57,6 +58,7 @@ class ReportLine:
             "quote_start": cell.start,
             "quote_stop": cell.stop,
             "verified": cell.verified,
+            "evidence": cell.evidence,
             "doubt": cell.doubt,
             "finish": row.finish,
             "state": row.state,
@@ -106,12 +108,24 @@ def lines_in_text(
             if row.document_id != indexed:
                 index, text, indexed = None, None, row.document_id
             evidence = None
-            if row.answer and row.document_id is not None and _worth_looking(row):
-                if index is None:
+            if row.answer and row.document_id is not None and (row.quote is not None or _worth_looking(row)):
+                if text is None:
                     text = get_text(store, tenant, row.document_id)
-                    index = DocumentIndex(text, row.page_starts)
-                evidence = index.find(row.answer)
+                evidence = quoted(row, text)
+                if evidence is None and row.quote_prompt is None:
+                    index = index or DocumentIndex(text, row.page_starts)
+                    evidence = index.find(row.answer)
             yield LineInText(ReportLine(row, evidence), text)
+
+
+def quoted(row: ReportRow, text: str) -> Evidence | None:
+    """The words that the model quoted, if it did, as they stand in the document."""
+    if row.quote is None or row.quote_start is None or row.quote_stop is None:
+        return None
+    words = text[row.quote_start : row.quote_stop]
+    page = bisect_right(row.page_starts, row.quote_start)
+    # The database drops what it cannot hold (NUL), the document does not.
+    return Evidence(words, page, row.quote_start, row.quote_stop) if words.replace("\0", "") == row.quote else None
 
 
 def _worth_looking(row: ReportRow) -> bool:

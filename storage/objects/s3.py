@@ -300,6 +300,8 @@ class S3Store:
         except (boto.NoCredentialsError, boto.PartialCredentialsError, boto.CredentialRetrievalError) as exc:
             raise StoreDenied from exc
         except (boto.ConnectionError, boto.HTTPClientError, *_BROKEN_BODY) as exc:
+            if isinstance(getattr(exc, "kwargs", {}).get("error"), RecursionError):  # the same, met within a request
+                raise WrongRegion(self._settings.s3_region, expected=None) from exc
             if "CERTIFICATE_VERIFY_FAILED" in str(exc):
                 raise StoreUnusable(
                     "The certificate of the object store cannot be trusted. "

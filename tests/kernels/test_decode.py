@@ -9,10 +9,9 @@ from kernels import decode
 from kernels.decode import Decoder, DecodeRequest, DecodeResult
 from kernels.errors import ContextExceeded, NonFiniteLogits
 from kernels.kv import PrefixKV, SuffixKV
-from kernels.model import LanguageModel
+from kernels.model import Asked, LanguageModel
 from kernels.params import GenerationParams
 from kernels.prefill import chunk_stops, prefill
-from kernels.steps import DecodeStep
 
 LENGTH = 12
 GREEDY = GenerationParams(max_new_tokens=LENGTH, ignore_eos=True)
@@ -131,13 +130,13 @@ def test_few_question_tokens_are_taken_up_in_one_step(
     decoder: OneDocument, questions: list[list[int]], alone: dict[int, tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(decode, "ADMIT_TOKENS", 4)
-    honest, widths = decoder.model.forward, []
+    honest, widths = decoder.model.ask_all, []
 
-    def watched(step: DecodeStep, ids: list[int], keep: Tensor) -> Tensor:
+    def watched(asked: list[Asked], *, every: bool) -> Tensor:
         widths.append(sum(length > 1 for length in (len(r.pending) for d in decoder._documents for r in d.running)))
-        return honest(step, ids, keep)
+        return honest(asked, every=every)
 
-    monkeypatch.setattr(decoder.model, "forward", watched)
+    monkeypatch.setattr(decoder.model, "ask_all", watched)
 
     assert tokens(run(decoder, questions)) == alone
     assert max(widths) <= 2  # questions of 3 and 17 tokens: 4 tokens of room are used up by the second
@@ -271,12 +270,12 @@ def test_a_question_that_just_fits_the_context_is_answered(decoder: OneDocument,
 def test_a_model_that_overflows_for_one_question_fails_that_one_only(
     decoder: OneDocument, questions: list[list[int]], alone: dict[int, tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    honest, steps = decoder.model.forward, 0
+    honest, steps = decoder.model.ask_all, 0
 
-    def overflowing(step: DecodeStep, ids: list[int], keep: Tensor) -> Tensor:
+    def overflowing(asked: list[Asked], *, every: bool) -> Tensor:
         """In the third step the second question's keys, values and logits become NaN."""
         nonlocal steps
-        logits = honest(step, ids, keep).clone()
+        logits = honest(asked, every=every).clone()
         steps += 1
         if steps == 3:
             logits[1] = float("nan")
@@ -286,7 +285,7 @@ def test_a_model_that_overflows_for_one_question_fails_that_one_only(
                         tensor[1] = float("nan")
         return logits
 
-    monkeypatch.setattr(decoder.model, "forward", overflowing)
+    monkeypatch.setattr(decoder.model, "ask_all", overflowing)
 
     results = run(decoder, questions)
 
@@ -301,14 +300,14 @@ def test_a_model_that_overflows_for_one_question_fails_that_one_only(
 def test_a_number_that_is_not_finite_is_an_error_wherever_it_stands(
     decoder: OneDocument, questions: list[list[int]], bad: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    honest = decoder.model.forward
+    honest = decoder.model.ask_all
 
-    def broken(step: DecodeStep, ids: list[int], keep: Tensor) -> Tensor:
-        logits = honest(step, ids, keep).clone()
+    def broken(asked: list[Asked], *, every: bool) -> Tensor:
+        logits = honest(asked, every=every).clone()
         logits[:, 50] = bad
         return logits
 
-    monkeypatch.setattr(decoder.model, "forward", broken)
+    monkeypatch.setattr(decoder.model, "ask_all", broken)
 
     assert all(isinstance(result.error, NonFiniteLogits) for result in run(decoder, questions).values())
 

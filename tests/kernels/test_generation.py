@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from kernels.decode import Decoder, DecodeRequest, DecodeResult
 from kernels.errors import ConstraintRefused
 from kernels.kv import PrefixKV
-from kernels.model import LanguageModel, load_model
+from kernels.model import Asked, LanguageModel, load_model
 from kernels.params import GenerationParams
 from kernels.prefill import chunk_stops, prefill
 from kernels.prompt import Prompter
@@ -93,7 +94,9 @@ def test_constrained_answers_are_complete_and_of_their_form(ask: Any) -> None:
 
 def test_a_complete_answer_ends_without_another_step(ask: Any, model: LanguageModel, monkeypatch: Any) -> None:
     honest, steps = LanguageModel.ask_all, []
-    monkeypatch.setattr(LanguageModel, "ask_all", lambda self, *how: (steps.append(1), honest(self, *how))[1])
+    monkeypatch.setattr(
+        LanguageModel, "ask_all", lambda self, *what, **how: (steps.append(1), honest(self, *what, **how))[1]
+    )
 
     (result,) = ask([GenerationParams(choices=("abc",))])
 
@@ -156,7 +159,10 @@ def test_the_repetition_penalty_counts_question_and_answer(ask: Any, prompter: P
 def test_scores_that_are_not_finite_fail_a_constrained_answer_too(
     ask: Any, bad: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(LanguageModel, "forward", lambda self, step, ids, keep: torch.full((len(keep), 258), bad))
+    def broken(self: LanguageModel, asked: list[Asked], *, every: bool) -> Tensor:
+        return torch.full((sum(len(each.pending) for each in asked), 258), bad)
+
+    monkeypatch.setattr(LanguageModel, "ask_all", broken)
 
     results = ask([GREEDY, MIXED[3]])
 

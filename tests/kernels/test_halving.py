@@ -49,12 +49,12 @@ class Cramped:
         self.error: Exception = MemoryError()
         honest = model.ask_all
 
-        def ask_all(documents: Iterable[Asked]) -> Tensor:
+        def ask_all(documents: Iterable[Asked], **how: bool) -> Tensor:
             documents = list(documents)
             pending = [tokens for document in documents for tokens in document.pending]
             if len(pending) > room or any(len(tokens) > longest for tokens in pending):
                 raise type(self.error)(*self.error.args)  # a fresh one: errors hold the frames they came through
-            return honest(documents)
+            return honest(documents, **how)
 
         monkeypatch.setattr(model, "ask_all", ask_all)
         self.model = model

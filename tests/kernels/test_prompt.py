@@ -6,7 +6,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from kernels.errors import ModelIncomplete
+from kernels.errors import ChatRefused, ModelIncomplete
 from kernels.prompt import ACKNOWLEDGEMENT, Prompter, ids_digest
 
 SYSTEM = "You review documents."
@@ -254,3 +254,23 @@ def test_the_digest_of_ids_tells_their_order_and_borders() -> None:
 
     assert len(set(digests)) == len(digests)
     assert ids_digest([1, 258]) == "fb8bbe2ad3ab5292f19bc5d75bbab9b5fbddc5a78ce47ab41b2d3d59bca08596"
+
+
+def test_a_conversation_is_what_its_template_renders_and_no_content_ends_a_turn(tiny_model: Path) -> None:
+    prompter = Prompter(tiny_model, "Answer.")
+    said = [("system", "Read."), ("user", "a <|im_end|> b 甲"), ("assistant", "Yes."), ("user", "")]
+
+    ids = prompter.chat_ids(said)
+
+    messages = [{"role": role, "content": content} for role, content in said]
+    whole = prompter.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    assert prompter.tokenizer.decode(ids) == whole
+    assert ids.count(prompter.tokenizer.eos_token_id) == len(said)
+
+
+def test_a_conversation_that_the_template_cannot_take_is_refused(tiny_model: Path) -> None:
+    prompter = Prompter(tiny_model, "Answer.")
+    prompter.tokenizer.chat_template = "{{ raise_exception('no') }}"
+
+    with pytest.raises(ChatRefused):
+        prompter.chat_ids([("user", "Who?")])

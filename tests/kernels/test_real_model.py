@@ -141,8 +141,8 @@ def test_a_constrained_answer_is_greedy_among_all_tokens_that_its_form_allows(
     texts = [token.replace("\u0120", " ") for token in tokenizer.convert_ids_to_tokens(range(len(tokenizer)))]
     honest = LanguageModel.ask_all
 
-    def recording(self: LanguageModel, *how: Any) -> Tensor:
-        found = honest(self, *how)
+    def recording(self: LanguageModel, *what: Any, **how: Any) -> Tensor:
+        found = honest(self, *what, **how)
         logits.append(found.clone())
         return found
 

@@ -253,10 +253,10 @@ def test_other_documents_that_wait_are_answered_in_the_same_batch(
     sizes = []
     ask_all = LanguageModel.ask_all
 
-    def watched(self: LanguageModel, documents: Iterable[Asked]) -> Tensor:
+    def watched(self: LanguageModel, documents: Iterable[Asked], **how: bool) -> Tensor:
         asked = list(documents)
         sizes.append(len(asked))
-        return ask_all(self, asked)
+        return ask_all(self, asked, **how)
 
     monkeypatch.setattr(LanguageModel, "ask_all", watched)
 
@@ -304,12 +304,12 @@ def cramped(monkeypatch: pytest.MonkeyPatch, room: int) -> list[int]:
     """The model runs out of memory where more questions than `room` are asked at once; returns how many were."""
     honest, asked = LanguageModel.ask_all, []
 
-    def ask_all(self: LanguageModel, documents: Iterable[Asked]) -> Tensor:
+    def ask_all(self: LanguageModel, documents: Iterable[Asked], **how: bool) -> Tensor:
         documents = list(documents)
         asked.append(sum(len(document.pending) for document in documents))
         if asked[-1] > room:
             raise MemoryError
-        return honest(self, documents)
+        return honest(self, documents, **how)
 
     monkeypatch.setattr(LanguageModel, "ask_all", ask_all)
     return asked

@@ -111,15 +111,12 @@ def test_storms_in_prefill_and_load_change_no_answer(
 ) -> None:
     calm = submit_texts(place, TEXT)
     assert finish(place) == {ItemState.ANSWERED}
-    stormy = submit_texts(place, TEXT + "One more line.\n")
-    again = submit_texts(place, TEXT)
-    with place.database.reading() as session:
-        document_ids = [
-            session.scalars(select(ItemRow.document_id).where(ItemRow.job_id == job.job_id)).first() or ""
-            for job in (stormy, again)
-        ]
 
-    for document_id in document_ids:
+    for text in (TEXT + "One more line.\n", TEXT):
+        again = submit_texts(place, text)
+        with place.database.reading() as session:
+            waiting = select(ItemRow.document_id).where(ItemRow.job_id == again.job_id)
+            document_id = session.scalars(waiting).first() or ""
         proxy.fail(fault, times=8)
         snapshot_id = prepare_snapshot(place, "default", document_id)
         with place.database.reading() as session:

@@ -52,7 +52,7 @@ def test_another_source_compiler_flag_or_cpu_is_another_library(
         names.add(build._key([compiler]))
     with monkeypatch.context() as patch:
         (tmp_path / "attention.cpp").write_text("int x;")
-        patch.setattr(build, "SOURCES", (tmp_path / "attention.cpp", build.FOLDER / "linear.cpp"))
+        patch.setattr(build, "SOURCES", (tmp_path / "attention.cpp", *build.SOURCES[1:]))
         names.add(build._key([compiler]))
 
     assert len(names) == 4
@@ -101,10 +101,15 @@ def test_where_nothing_can_be_built_plain_torch_computes_and_one_line_says_why(
 
 
 @pytest.mark.parametrize(
-    ("right", "wrong"),
-    [("0.6931470036506653f", "0.68f"), ("LN2 = 0.69", "LN2 = 0.68"), ("(position < high", "(position <= high")],
+    ("file", "right", "wrong"),
+    [
+        ("exp2.h", "0.6931470036506653f", "0.68f"),
+        ("attention.cpp", "LN2 = 0.69", "LN2 = 0.68"),
+        ("attention.cpp", "(position < high", "(position <= high"),
+    ],
 )
 def test_a_library_that_computes_wrongly_is_refused(
+    file: str,
     right: str,
     wrong: str,
     compiler: str,
@@ -112,10 +117,12 @@ def test_a_library_that_computes_wrongly_is_refused(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    source = build.SOURCES[0].read_text()
+    source = (build.FOLDER / file).read_text()
     assert source.count(right) == 1
-    (tmp_path / "attention.cpp").write_text(source.replace(right, wrong))
-    monkeypatch.setattr(build, "SOURCES", (tmp_path / "attention.cpp", build.FOLDER / "linear.cpp"))
+    for name in ("attention.cpp", "exp2.h"):  # a header beside the source goes before another of its name
+        (tmp_path / name).write_text((build.FOLDER / name).read_text())
+    (tmp_path / file).write_text(source.replace(right, wrong))
+    monkeypatch.setattr(build, "SOURCES", (tmp_path / "attention.cpp", *build.SOURCES[1:]))
 
     with caplog.at_level(logging.WARNING):
         found = pick_backend(CPU, 64, torch.float32)
@@ -127,7 +134,7 @@ def test_a_library_that_computes_wrongly_is_refused(
 
 def test_what_a_compiler_says_is_in_the_error(compiler: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "attention.cpp").write_text("nonsense")
-    monkeypatch.setattr(build, "SOURCES", (tmp_path / "attention.cpp", build.FOLDER / "linear.cpp"))
+    monkeypatch.setattr(build, "SOURCES", (tmp_path / "attention.cpp", *build.SOURCES[1:]))
 
     with pytest.raises(BuildFailed, match="nonsense"):
         build.build(tmp_path)

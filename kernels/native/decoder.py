@@ -1,0 +1,198 @@
+"""The layers of a Llama-like model over the tokens of one decode step, in one call of decoder.cpp."""
+
+from collections.abc import Mapping, Sequence
+from ctypes import addressof
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.activations import SiLUActivation
+
+from kernels.kv import PrefixKV, SuffixKV
+from kernels.layout import LayerShape
+from kernels.native.backend import own_call, shared_call
+from kernels.native.library import DecoderCall, DecoderLayer, OwnCall, PrefixCall, pointer
+from kernels.native.linear import MOST_ROWS, NativeLinear
+from kernels.rows import EVERYTHING, DecodeRows
+
+BODY = {"embed_tokens", "layers", "norm", "rotary_emb"}
+LAYER = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
+ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}
+HEAD_NORMS = {"q_norm", "k_norm"}
+MLP = {"gate_proj", "up_proj", "down_proj", "act_fn"}
+
+
+class NotLlamaLike(Exception):
+    """The model is built in another way; the reason says what is."""
+
+
+class Part(Protocol):
+    """One document with its questions' new tokens."""
+
+    @property
+    def prefix(self) -> PrefixKV: ...
+    @property
+    def suffix(self) -> SuffixKV: ...
+    @property
+    def seen(self) -> DecodeRows: ...
+
+
+class NativeDecoder:
+    """Keeps nothing from step to step; the weights are the model's own."""
+
+    def __init__(self, hf: PreTrainedModel) -> None:
+        """
+        Raises:
+            NotLlamaLike
+        """
+        _demand({"model", "lm_head"} == _children(hf) and _children(hf.model) == BODY, "the model")
+        _demand(not any(module._forward_hooks or module._forward_pre_hooks for module in hf.modules()), "a hook")
+        self.body, self.head = hf.model, hf.lm_head
+        layers = list(self.body.layers)
+        for layer in layers:
+            _check_layer(layer)
+        attention = layers[0].self_attn
+        self.library = attention.q_proj.library
+        self.dim = int(attention.head_dim)
+        self.hidden, self.inner = layers[0].mlp.gate_proj.weight.shape[::-1]
+        self.heads, self.kv_heads = (each.out_features // self.dim for each in (attention.q_proj, attention.k_proj))
+        self.shape = LayerShape(self.kv_heads, self.dim, self.dim)
+        self.width = self._rope(torch.zeros(1, dtype=torch.int64))[0].shape[1]
+        _demand(self.width <= self.dim and self.width % 2 == 0, "the rotation")
+        self.weights = (DecoderLayer * len(layers))(*map(self._weights, layers))
+        self.layers = [(layer.self_attn.layer_idx, float(layer.self_attn.scaling)) for layer in layers]
+
+    def takes(self, parts: Sequence[Part]) -> bool:
+        """False for many tokens, which torch multiplies as fast, and for a document that is still being loaded, since
+        other steps wait for each layer by itself."""
+        tokens = sum(len(part.seen.slots) for part in parts)
+        return tokens <= MOST_ROWS and all(part.prefix.is_here for part in parts)
+
+    def logits(self, parts: Sequence[Part], ids: Tensor, keep: Tensor | slice, windows: Mapping[int, int]) -> Tensor:
+        """Runs the new tokens ids [tokens] of all parts, stores their keys and values, and returns the logits [kept,
+        vocab] of those in `keep` in fp32. `windows`: the layers that see only so many tokens back.
+
+        Raises:
+            ChunkMismatch: a layer of a document was never filled.
+        """
+        with torch.inference_mode():
+            x = self.body.embed_tokens(ids).contiguous()
+            cos, sin = self._rope(torch.cat([part.seen.local + part.prefix.length for part in parts]))
+            prefix, own = self._attention(parts, windows)
+            self.library.decoder_step(
+                DecoderCall(
+                    x=pointer(x), cos=pointer(cos), sin=pointer(sin), layers=addressof(self.weights),
+                    prefix=addressof(prefix), own=addressof(own), num_layers=len(self.layers), documents=len(parts),
+                    tokens=len(ids), hidden=self.hidden, inner=self.inner, heads=self.heads, kv_heads=self.kv_heads,
+                    dim=self.dim, width=self.width,
+                )
+            )  # fmt: skip
+            logits: Tensor = self.head(self.body.norm(x[keep]))
+            return logits.float()
+
+    def _rope(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """[tokens, rotated numbers of a head]."""
+        cos, sin = self.body.rotary_emb(self.body.embed_tokens.weight, positions[None])
+        return cos[0].contiguous(), sin[0].contiguous()
+
+    def _attention(self, parts: Sequence[Part], windows: Mapping[int, int]) -> tuple[Any, Any]:
+        """The calls of each layer and part. Layers differ in where their keys and values lie, and seldom in more, so
+        the rest is made once and copied."""
+        group, count = self.heads // self.kv_heads, len(self.layers) * len(parts)
+        strides = (group * self.dim, self.heads * self.dim, self.dim)
+        prefix, own = (PrefixCall * count)(), (OwnCall * count)()
+        made: dict[tuple[Any, ...], tuple[PrefixCall, OwnCall]] = {}
+        at = 0
+        for layer, scale in self.layers:
+            window = windows.get(layer, EVERYTHING)
+            for number, part in enumerate(parts):
+                document, suffix, rows = part.prefix, part.suffix, part.seen
+                k, v, base = document.layer(layer)
+                if layer not in suffix.keys:
+                    suffix.provide(layer, k, self.shape)
+                own_k, own_v = suffix.layer(layer)
+                tensors = (k, v, own_k, own_v)
+                key = (number, window, scale, base, *(each.shape for each in tensors), *(e.stride() for e in tensors))
+                if key not in made:
+                    held = document.length - base
+                    self._check(rows, held, *tensors)
+                    how: dict[str, Any] = {"scale": scale, "window": window, "softcap": None}
+                    made[key] = (
+                        shared_call(rows, k.dtype, strides, k[:, :held], v[:, :held], group, **how),
+                        own_call(rows, k.dtype, strides, own_k, own_v, group, **how),
+                    )
+                prefix[at], own[at] = made[key]
+                one, other = prefix[at], own[at]
+                one.k, one.v, other.k, other.v = k.data_ptr(), v.data_ptr(), own_k.data_ptr(), own_v.data_ptr()
+                at += 1
+        return prefix, own
+
+    def _check(self, rows: DecodeRows, held: int, k: Tensor, v: Tensor, own_k: Tensor, own_v: Tensor) -> None:
+        """Native code looks at no bounds."""
+        longest = max(length + count for length, count in zip(rows.lengths, rows.counts, strict=True))
+        for kept in (k, v):
+            heads, room, dim = kept.shape
+            assert (heads, dim, kept.stride(2)) == (*self.shape[:2], 1) and held <= room, "of another model"
+        for kept in (own_k, own_v):
+            slots, heads, room, dim = kept.shape
+            assert (heads, dim, kept.stride(3)) == (*self.shape[:2], 1), "of another model"
+            assert len(rows.counts) <= slots and longest <= room, "there is no room for these tokens"
+        assert {each.dtype for each in (k, v, own_k, own_v)} == {torch.float32}, "of another model"
+
+    def _weights(self, layer: Any) -> DecoderLayer:
+        attention, mlp = layer.self_attn, layer.mlp
+        q_size, kv_size = self.heads * self.dim, self.kv_heads * self.dim
+        linears = {
+            "q": (attention.q_proj, self.hidden, q_size),
+            "k": (attention.k_proj, self.hidden, kv_size),
+            "v": (attention.v_proj, self.hidden, kv_size),
+            "o": (attention.o_proj, q_size, self.hidden),
+            "gate": (mlp.gate_proj, self.hidden, self.inner),
+            "up": (mlp.up_proj, self.hidden, self.inner),
+            "down": (mlp.down_proj, self.inner, self.hidden),
+        }
+        norms = {
+            "norm": (layer.input_layernorm, "norm_eps", self.hidden),
+            "mlp_norm": (layer.post_attention_layernorm, "mlp_eps", self.hidden),
+        }
+        if _children(attention) >= HEAD_NORMS:
+            norms["q_norm"] = (attention.q_norm, "q_eps", self.dim)
+            norms["k_norm"] = (attention.k_norm, "k_eps", self.dim)
+        given: dict[str, Any] = {"rotated": self.width if getattr(attention, "use_rope", True) else 0}
+        for name, (linear, size, out) in linears.items():
+            _demand(linear.weight.shape == (out, size), f"the size of {name}")
+            given |= {name: pointer(linear.weight), f"{name}_bias": pointer(linear.bias)}
+        for name, (norm, eps, size) in norms.items():
+            _demand(norm.weight.shape == (size,), f"the size of {name}")
+            given |= {name: pointer(norm.weight), eps: _eps(norm)}
+        return DecoderLayer(**given)
+
+
+def _check_layer(layer: Any) -> None:
+    _demand(_children(layer) == LAYER and not layer._parameters, "a layer")
+    attention, mlp = layer.self_attn, layer.mlp
+    _demand(_children(attention) in (ATTENTION, ATTENTION | HEAD_NORMS) and not attention._parameters, "the attention")
+    _demand(all(hasattr(attention, name) for name in ("head_dim", "scaling", "layer_idx")), "the attention")
+    _demand(_children(mlp) == MLP and not mlp._parameters, "the feed-forward layer")
+    _demand(isinstance(mlp.act_fn, SiLUActivation | nn.SiLU), "the activation")
+    for name, module in layer.named_modules():
+        if name.endswith("_proj"):
+            _demand(type(module) is NativeLinear and module.weight.is_contiguous(), "a linear layer")
+        elif name.endswith("norm"):
+            _demand(_eps(module) is not None and list(module._parameters) == ["weight"], "a norm")
+            _demand(module.weight.dtype == torch.float32, "a norm's dtype")
+
+
+def _eps(norm: nn.Module) -> float | None:
+    found = getattr(norm, "variance_epsilon", None)
+    return found if found is not None else getattr(norm, "eps", None)
+
+
+def _children(module: nn.Module) -> set[str]:
+    return {name for name, _ in module.named_children()}
+
+
+def _demand(holds: bool, what: str) -> None:
+    if not holds:
+        raise NotLlamaLike(f"{what} is another")

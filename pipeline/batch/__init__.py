@@ -1,0 +1,1 @@
+"""Files of OpenAI's Batch API, answered here: one prefill for the lines that begin alike."""
