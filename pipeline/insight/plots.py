@@ -49,7 +49,8 @@ def plot_spreads(groups: Mapping[str, Mapping[str, Sequence[float]]], path: Path
             labels.append(f"{quantity}, {way}")
             values.append(list(seconds))
     axes.boxplot(values, orientation="horizontal", whis=(0, 100), tick_labels=labels, widths=0.55)
-    axes.set(xlabel="seconds", xscale="log")
+    axes.set(xlabel="seconds")
+    axes.set_xlim(left=0)
     axes.set_title(title, loc="left", fontsize=11)
     figure.savefig(path, dpi=160)
 

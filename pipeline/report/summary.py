@@ -6,9 +6,12 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from pipeline.insight.costs import Prices, charges
 from pipeline.report.cells import CellStatus
 from pipeline.report.rows import ReportLine
-from storage.database import Database
+from pipeline.settings import PipelineSettings
+from storage.charges import ChargeBy, usage
+from storage.database import Database, utc_now
 from storage.progress import JobStatus, Reading, job_readings, job_status, job_timing
 from storage.schema import OPEN_STATES, ItemState
 
@@ -19,7 +22,8 @@ class Summary:
 
     `answered` counts those that say that the document does not say, too; `not_found` is how many these are, `doubtful`
     how many lack a quote they need or a value of their type. `tokens_read` is what prefill computed for this job;
-    `tokens_without_sharing` what the answered questions would have read, had each read its document again.
+    `tokens_without_sharing` what the answered questions would have read, had each read its document again. The
+    costs are None without prices; docs/cost.md has the rules.
     """
 
     job_id: str
@@ -42,6 +46,9 @@ class Summary:
     output_tokens: int
     decode_s: float
     first_token_s: float | None
+    device_s: float
+    cost: float | None
+    cost_reading_every_time: float | None
 
     @property
     def decode_tokens_per_s(self) -> float | None:
@@ -92,6 +99,8 @@ def summary_of(database: Database, tenant: str, job_id: str, tally: Tally) -> Su
         status: JobStatus = job_status(session, tenant, job_id)
         readings: list[Reading] = job_readings(session, tenant, job_id)
         timing = job_timing(session, job_id)
+        used = usage(session, by=ChargeBy.JOB, tenant=tenant, job_id=job_id, now=utc_now())
+    cost = charges(used, Prices.of(PipelineSettings()))[1]
     states = tally.states
     answered, cancelled, expired = states[ItemState.ANSWERED], states[ItemState.CANCELLED], states[ItemState.EXPIRED]
     still_open = sum(states[state] for state in OPEN_STATES)
@@ -116,4 +125,7 @@ def summary_of(database: Database, tenant: str, job_id: str, tally: Tally) -> Su
         output_tokens=timing.output_tokens,
         decode_s=timing.decode_s,
         first_token_s=statistics.median(tally.firsts) if tally.firsts else None,
+        device_s=cost.used.device_s,
+        cost=cost.total,
+        cost_reading_every_time=cost.reading_every_time,
     )

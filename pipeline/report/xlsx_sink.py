@@ -238,10 +238,20 @@ class _SummarySheet:
                 ("Reading, seconds", round(summary.prefill_s, 1)),
                 ("Answering, seconds", round(summary.decode_s, 1)),
                 ("Snapshots, MB", round(summary.snapshot_bytes / 1e6, 1)),
+                ("Devices, seconds", round(summary.device_s, 1)),
             ]
         )
+        if summary.cost is not None:
+            self._money("Cost", summary.cost)
+        if summary.cost_reading_every_time is not None:
+            self._money("Cost, had every question read its document", summary.cost_reading_every_time)
         self._questions(heading, tally)
         self._failures(failures, more_failures)
+
+    def _money(self, name: str, value: float) -> None:
+        self._text(0, name, _SOFT)
+        self._sheet.write_number(self._row, 1, value, self._book.format(look(num_format="#,##0.0000", align="left")))
+        self._row += 1
 
     def _questions(self, heading: Heading, tally: Tally) -> None:
         self._section("Questions")
