@@ -6,20 +6,14 @@ store; what was computed stays with the job's reading.
 
 from dataclasses import dataclass, fields
 from datetime import datetime
-from enum import StrEnum
 from typing import Any
 
 from sqlalchemy import ColumnElement, func, select
 from sqlalchemy.orm import Session
 
+from storage.charge_by import ChargeBy
 from storage.lineage import Event
 from storage.schema import AnswerRow, ItemRow, JobRow, LineageRow, ReadingRow, SnapshotRow
-
-
-class ChargeBy(StrEnum):
-    TENANT = "tenant"
-    JOB = "job"
-    DOCUMENT = "document"
 
 
 @dataclass(frozen=True)

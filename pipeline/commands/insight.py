@@ -10,7 +10,7 @@ from rich.console import Console
 
 from pipeline.commands.opening import opened
 from pipeline.commands.options import Json
-from storage.charges import ChargeBy
+from storage.charge_by import ChargeBy
 
 Since = Annotated[
     str | None, typer.Option(metavar="TIME", help="From then on: 24h ago as 24h, or 2026-12-01T00:00. Default: all.")

@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pipeline.insight.costs import Charge
-from storage.charges import ChargeBy
+from storage.charge_by import ChargeBy
 
 MOST_LINES = 30
 

@@ -9,7 +9,8 @@ from rich.table import Table
 
 from pipeline.insight.costs import Charge, Prices, charges
 from pipeline.insight.percentiles import Spread, spread
-from storage.charges import ChargeBy, usage
+from storage.charge_by import ChargeBy
+from storage.charges import usage
 from storage.database import Database
 from storage.measures import Measures, measures
 

@@ -10,7 +10,8 @@ from pipeline.insight.costs import Prices, charges
 from pipeline.report.cells import CellStatus
 from pipeline.report.rows import ReportLine
 from pipeline.settings import PipelineSettings
-from storage.charges import ChargeBy, usage
+from storage.charge_by import ChargeBy
+from storage.charges import usage
 from storage.database import Database, utc_now
 from storage.progress import JobStatus, Reading, job_readings, job_status, job_timing
 from storage.schema import OPEN_STATES, ItemState

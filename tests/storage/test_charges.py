@@ -4,7 +4,8 @@ import pytest
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from storage.charges import ChargeBy, Usage, usage
+from storage.charge_by import ChargeBy
+from storage.charges import Usage, usage
 from storage.database import Database
 from storage.history import asked_documents
 from storage.items import answer_items, recover_items
