@@ -1,4 +1,3 @@
-import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,9 +13,11 @@ def test_a_worker_never_forks_what_has_touched_a_device(pool: Pool, monkeypatch:
     """A CUDA or MUSA context does not survive a fork, and the model is loaded before the pool starts."""
     given: list[str] = []
     app: Any = SimpleNamespace(worker_main=given.extend)
-    place: Any = SimpleNamespace(worker_name="host:1", stopping=threading.Event(), close=lambda: None)
+    settings = SimpleNamespace(metrics_port=0)
+    place: Any = SimpleNamespace(worker_name="host:1", settings=settings, stop=lambda: None, close=lambda: None)
     quiet = SimpleNamespace(start=lambda: None, stop=lambda: None)
-    monkeypatch.setattr(worker, "Upkeep", lambda *_: quiet)
+    for name in ("Upkeep", "Registration"):
+        monkeypatch.setattr(worker, name, lambda *_: quiet)
 
     worker.serve(app, place, pool, log_level="INFO")
 
