@@ -71,7 +71,7 @@ def weights_digest(folder: Path) -> str:
     digests = {}
     for path in files:
         stat = path.stat()
-        key = f"{path.resolve()}:{stat.st_size}:{stat.st_mtime_ns}"
+        key = f"{path.resolve()}:{stat.st_ino}:{stat.st_size}:{stat.st_mtime_ns}"
         if key not in known:
             known[key] = file_digest(path)
             _write_memory(memory, known)
