@@ -24,7 +24,7 @@ from tasks.engine import Engine
 from tasks.settings import TaskSettings
 
 SYSTEM = "You review documents."
-DOCUMENTS = [f"Contract {name}. 甲方付款🖋. " + f"The Supplier {name} shall deliver. " * 32 for name in "AB"]
+DOCUMENTS = [f"Contract {name}. 甲方付款🖋. " + f"The Supplier {name} shall deliver. " * 38 for name in "AB"]
 QUESTIONS = ["What is delivered?", "When is it paid?", "何时付款？"]
 
 
