@@ -55,8 +55,11 @@ def prepare_snapshot(place: Workplace, tenant: str, document_id: str) -> int | N
     return None if ids is None else snapshot_of(place, tenant, document_id, ids)
 
 
-def snapshot_of(place: Workplace, tenant: str, document_id: str, ids: list[int]) -> int | None:
-    """The id of the ready snapshot of these prefix tokens, computed where it is not there; None as above."""
+def snapshot_of(
+    place: Workplace, tenant: str, document_id: str, ids: list[int], *, for_jobs: bool = True
+) -> int | None:
+    """The id of the ready snapshot of these prefix tokens, computed where it is not there; None as above. `for_jobs`:
+    computing stops once no job waits for it."""
     engine = place.engine
     fingerprint = engine.fingerprint(tenant, document_id, ids)
     owner = place.new_owner()
@@ -65,7 +68,7 @@ def snapshot_of(place: Workplace, tenant: str, document_id: str, ids: list[int])
             now = utc_now()
             of_document = {"tenant": tenant, "document_id": document_id, "model": engine.name}
             carried = carry_answers(session, **of_document, fingerprint=fingerprint.digest(), now=now)
-            if carried and not is_wanted(session, **of_document, now=now):
+            if for_jobs and carried and not is_wanted(session, **of_document, now=now):
                 return None
             row = find_or_create(session, fingerprint, num_tokens=len(ids), now=now)
             if row.state == SnapshotState.READY:
@@ -86,7 +89,7 @@ def snapshot_of(place: Workplace, tenant: str, document_id: str, ids: list[int])
             _give_up(place, row, claim, f"Reading this document failed {claim.attempt - 1} times; it is set aside.")
             return None
         try:
-            return _write(place, row, claim, ids, fingerprint)
+            return _write(place, row, claim, ids, fingerprint, for_jobs)
         except Unwanted as exc:
             logger.info("prefill stopped: no job waits for it", extra={"document_id": exc.document_id})
             with place.database.writing() as session:
@@ -146,7 +149,7 @@ def _fitting_prefix(place: Workplace, tenant: str, document_id: str) -> list[int
 
 
 def _write(
-    place: Workplace, row: SnapshotRow, claim: WriteClaim, ids: list[int], fingerprint: Fingerprint
+    place: Workplace, row: SnapshotRow, claim: WriteClaim, ids: list[int], fingerprint: Fingerprint, for_jobs: bool
 ) -> int | None:
     """A lossy codec's stored chunks are read again only for their answers, never to compute on behind them: what is
     measured against is then exact, and so is what is stored where the codec loses too much."""
@@ -164,7 +167,7 @@ def _write(
             chain.store(pool, kv, start, stop)
             with place.database.writing() as session:
                 note_progress(session, claim, stop)
-                wanted = is_wanted(
+                wanted = not for_jobs or is_wanted(
                     session, tenant=row.tenant, document_id=row.document_id, model=engine.name, now=utc_now()
                 )
             if stop < len(ids):  # else it is as good as done

@@ -55,7 +55,7 @@ def computed_prefix(place: Workplace, ids: list[int]) -> PrefixKV:
 def _from_snapshot(place: Workplace, tenant: str, ids: list[int], leave: ExitStack) -> SharedPrefix | None:
     """None: it cannot be had, or is damaged and now out of use."""
     began = utc_now()
-    snapshot_id = snapshot_of(place, tenant, ids_digest(ids), ids)
+    snapshot_id = snapshot_of(place, tenant, ids_digest(ids), ids, for_jobs=False)
     if snapshot_id is None:
         return None
     with place.database.reading() as session:
