@@ -86,8 +86,10 @@ app.conf.update(
 
 
 def configure(settings: TaskSettings) -> PlatemakerApp:
-    """Points the app at the broker of the settings, or at the one inside this process."""
+    """Points the app at the broker of the settings, or at the one inside this process. What was connected to another
+    one before is let go of."""
     app.conf.update(broker_settings(settings))
+    app._after_fork()  # Celery's only way to forget its pools of connections and producers
     return app
 
 

@@ -53,14 +53,14 @@ def test_a_killed_decode_worker_costs_no_row_and_repeats_none(cluster: Installat
     cluster.wait_until(lambda: answered() >= 3, limit_s=120, what="the first answers")
     decoder.send_signal(signal.SIGKILL)
     decoder.wait()
-    before = [row for row in cluster.report(job_id) if row["status"] == "answered"]
+    before = [row for row in cluster.report(job_id) if row["state"] == "answered"]
     cluster.start("worker", "decode")
     finished_s = cluster.wait_until(lambda: answered() == 24, limit_s=60, what="finishing after the kill")
 
     rows = cluster.report(job_id)
     assert 3 <= len(before) < 24, "the kill came too late to show anything"
     assert len(rows) == 24
-    assert Counter(row["status"] for row in rows) == {"answered": 24}
+    assert Counter(row["state"] for row in rows) == {"answered": 24}
     assert len({(row["document"], row["question_id"]) for row in rows}) == 24
     for row in before:  # to the last digit of its time: nothing finished was done again
         assert row in rows

@@ -57,7 +57,7 @@ def test_a_killed_prefill_worker_is_replaced(crew: Installation) -> None:
     crew.start("worker", "prefill")
 
     assert crew.command("watch", job_id, timeout_s=90).returncode == 0
-    assert {row["status"] for row in crew.report(job_id)} == {"answered"}
+    assert {row["state"] for row in crew.report(job_id)} == {"answered"}
 
 
 def test_doctor_uses_every_real_server(crew: Installation) -> None:

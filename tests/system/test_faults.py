@@ -106,7 +106,7 @@ def test_a_worker_lives_through_an_outage_and_goes_on_by_itself(
 
     assert crew.command("watch", job_id, timeout_s=120).returncode == 0
     assert waiting.get("failed", 0) == 0
-    assert {row["status"] for row in crew.report(job_id)} == {"answered"}
+    assert {row["state"] for row in crew.report(job_id)} == {"answered"}
     assert "Traceback" not in log.read_text()
 
 

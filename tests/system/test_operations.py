@@ -104,8 +104,12 @@ def test_flower_asks_for_the_password_and_shows_ids_and_numbers(stack: Installat
     status, page = asked(f"{flower}/task/{decode}", login)
     assert status == 200 and re.search(r"document [0-9a-f]{12}, [\d,]+ tokens, loaded", page)
     assert "Supplier" not in page
-    broker = asked(f"{flower}/broker", login)[1]
-    assert "prefill.batch" in broker and "decode.batch" in broker
+
+    def broker_page_names_the_queues() -> bool:  # once Flower has asked the workers for them
+        page = asked(f"{flower}/broker", login)[1]
+        return "prefill.batch" in page and "decode.batch" in page
+
+    stack.wait_until(broker_page_names_the_queues, limit_s=60, what="Flower's queues")
 
 
 def test_workers_and_exporter_serve_what_they_count(stack: Installation, worked: str) -> None:
