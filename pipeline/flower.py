@@ -12,11 +12,13 @@ from typing import Any
 
 from celery import Celery
 from celery.events.state import Task as TaskSeen
+from kombu import Queue
 from rich.console import Console
 
 from pipeline.errors import PipelineError
 from pipeline.settings import PipelineSettings
 from tasks.app import broker_settings
+from tasks.queues import ALL_QUEUES, PREFILL_QUEUE
 from tasks.settings import TaskSettings
 
 COLUMNS = "name,state,result,received,runtime,worker,uuid,args"
@@ -61,9 +63,14 @@ def serve_flower(task: TaskSettings, settings: PipelineSettings, console: Consol
     _know_progress()
     # Not the workers' app: Flower would import its tasks, and with them torch.
     app = Celery("platemaker", set_as_current=False)
-    # By the URL alone, from which Flower learns where the queues are.
+    # By the URL alone, from which Flower learns where the queues are; their names, for as long as no worker told them.
     app.conf.update(
-        {**broker_settings(task), "broker_transport": None}, accept_content=["json"], enable_utc=True, timezone="UTC"
+        {**broker_settings(task), "broker_transport": None},
+        task_queues=[Queue(name) for name in ALL_QUEUES],
+        task_default_queue=PREFILL_QUEUE,
+        accept_content=["json"],
+        enable_utc=True,
+        timezone="UTC",
     )
     flower = Flower(capp=app, options=options, **tornado_settings)
     atexit.register(flower.stop)
