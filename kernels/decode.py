@@ -233,7 +233,9 @@ class Decoder:
         right = 0
         ended: list[tuple[_Document, _Running, Finish, KernelError | None]] = []
         while begun:
-            drawn = draw(logits[[row for row, _, _ in begun]], [running.sampler for _, _, running in begun])
+            rows = [row for row, _, _ in begun]
+            scores = logits if len(rows) == len(logits) else logits[rows]  # mostly all, and then without a copy
+            drawn = draw(scores, [running.sampler for _, _, running in begun])
             going_on = []
             for (row, document, running), choice in zip(begun, drawn, strict=True):
                 if isinstance(choice, KernelError):

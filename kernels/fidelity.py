@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from kernels.kv import PrefixKV
-from kernels.model import LanguageModel
+from kernels.model import Asked, LanguageModel
 from kernels.prefill import Probe, probe_logits
 from kernels.steps import ReplayStep
 
@@ -57,5 +57,5 @@ def _ask_again(model: LanguageModel, ids: list[int], kv: PrefixKV, first: int) -
     best = []
     for start in range(0, len(question), PIECE):
         piece = question[start : start + PIECE]
-        best.append(model.ask_each(kv, suffix, piece, start).argmax(-1))
+        best.append(model.ask_all([Asked(kv, suffix, [piece], [start])], every=True).argmax(-1))
     return torch.cat(best), probe_logits(model, ids[-1], kv)

@@ -42,6 +42,11 @@ class KVLayout:
         """The layers that are stored token by token."""
         return tuple(sorted(self.tokens.keys() - self.windows.keys()))
 
+    def token_bytes(self, layer: int) -> int:
+        """What one token takes in an attention layer, as it is stored."""
+        kv_heads, key_dim, value_dim = self.tokens[layer]
+        return kv_heads * (key_dim + value_dim) * self.dtype.itemsize
+
     @property
     def has_state(self) -> bool:
         """Something is not stored token by token, so that a prefill goes on only where a state is stored."""

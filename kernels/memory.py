@@ -5,6 +5,7 @@ layers follow each other and give back what they took.
 """
 
 from dataclasses import astuple, dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,7 @@ def prefill_need(model: LanguageModel, num_tokens: int, *, chunk_tokens: int, co
     layout, chunk = model.layout, min(chunk_tokens, num_tokens)
     copies = 1 if CODECS[codec].lossless else 2
     windows = sum(_token_bytes(layout, layer) * (width - 1 + chunk) for layer, width in layout.windows.items())
-    states = sum(_numbers(shape.shape) * shape.dtype.itemsize for shape in layout.recurrent.values())
+    states = _state_bytes(layout)
     return Need(
         weights=weight_bytes(model.hf),
         prefix_kv=copies * (prefix_bytes(layout, num_tokens) + windows + states),
@@ -63,7 +64,7 @@ def decode_need(
     step runs at most `step_tokens` of them. `loaded`: the document's KV is there already."""
     layout = model.layout
     windows = sum(_token_bytes(layout, layer) * (width - 1) for layer, width in layout.windows.items())
-    states = sum(_numbers(shape.shape) * shape.dtype.itemsize for shape in layout.recurrent.values())
+    states = _state_bytes(layout)
     own = slot_tokens * sum(_token_bytes(layout, layer) for layer in layout.tokens)
     return Need(
         weights=weight_bytes(model.hf),
@@ -132,9 +133,13 @@ def _advice(need: Need) -> str:
 
 
 def _token_bytes(layout: KVLayout, layer: int) -> int:
-    kv_heads, key_dim, value_dim = layout.tokens[layer]
     joined = 2 if layer in layout.latent else 1  # attention reads both side by side, which is another copy
-    return kv_heads * (key_dim + value_dim) * layout.dtype.itemsize * joined
+    return layout.token_bytes(layer) * joined
+
+
+def _state_bytes(layout: KVLayout) -> int:
+    """Of one row."""
+    return sum(prod(state.shape) * state.dtype.itemsize for state in layout.recurrent.values())
 
 
 def _widest(layout: KVLayout, otherwise: int) -> tuple[int, int]:
@@ -151,13 +156,6 @@ def _inner_size(config: Any, hidden: int) -> int:
     expert = int(getattr(config, "moe_intermediate_size", 0) or 0) or dense
     chosen = int(getattr(config, "num_experts_per_tok", 0) or 0)
     return max(dense, expert * chosen) or 4 * hidden
-
-
-def _numbers(shape: tuple[int, ...]) -> int:
-    count = 1
-    for size in shape:
-        count *= size
-    return count
 
 
 def _meminfo() -> int:

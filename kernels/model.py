@@ -87,8 +87,7 @@ class LanguageModel:
 
     def prefix_bytes(self, capacity: int) -> int:
         """What a document of this many tokens takes in the layers that keep every token."""
-        numbers = sum(shape.kv_heads * (shape.key_dim + shape.value_dim) for shape in self.kv_shapes.values())
-        return capacity * numbers * self.layout.dtype.itemsize
+        return capacity * sum(map(self.layout.token_bytes, self.layout.token_layers))
 
     def new_suffix(self, slots: int, capacity: int) -> SuffixKV:
         return SuffixKV(slots, capacity, self.layout)
@@ -143,10 +142,6 @@ class LanguageModel:
             logits.append(self.forward(step, _joined(asked.pending[first:stop]), count if every else 1))
             first = stop
         return torch.cat(logits)
-
-    def ask_each(self, prefix: PrefixKV, suffix: SuffixKV, ids: list[int], start: int) -> Tensor:
-        """Runs tokens of slot 0, of which `start` are stored; returns the logits [tokens, vocab] after each."""
-        return self.forward(DecodeStep(prefix, suffix, [len(ids)], [start], self.device), ids, len(ids))
 
     def check_prefix(self, prefix: PrefixKV) -> None:
         """

@@ -27,7 +27,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from kernels.errors import ModelUnsupported, RankLost
-from kernels.kv import PrefixKV, SuffixKV
+from kernels.kv import SuffixKV
 from kernels.layout import KVLayout
 from kernels.model import Asked, LanguageModel
 from kernels.rank import Rank, WholeKV
@@ -146,14 +146,6 @@ class ParallelModel(LanguageModel):
                 }
             )
         logits: Tensor = self.order("ask_all", documents=orders, every=every)
-        return logits
-
-    def ask_each(self, prefix: PrefixKV, suffix: SuffixKV, ids: list[int], start: int) -> Tensor:
-        assert isinstance(prefix, WholeKV) and isinstance(suffix, SharedSuffix)
-        self._spread(prefix, prefix.length)
-        logits: Tensor = self.order(
-            "ask_each", prefix=prefix.key, length=prefix.length, suffix=suffix.key, ids=ids, start=start
-        )
         return logits
 
     def close(self) -> None:

@@ -75,12 +75,6 @@ class Rank:
             asked.append(Asked(kv, self._suffixes[each["suffix"]], each["pending"], each["lengths"]))
         return self.model.ask_all(asked, every=every)
 
-    def ask_each(self, prefix: int, length: int, suffix: int, ids: list[int], start: int) -> Tensor:
-        kv = self._prefixes[prefix]
-        kv.length = length
-        return self.model.ask_each(kv, self._suffixes[suffix], ids, start)
-
-    @torch.inference_mode()
     def collect(self, prefix: int, start: int, stop: int) -> None:
         """Brings what all ranks computed of the tokens [start, stop) to rank 0, windows as they are behind them."""
         kv = self._prefixes[prefix]
