@@ -56,19 +56,22 @@ class Heartbeat:
         while not self._stopped.wait(pause):
             with self._lock:
                 owners = list(self._owners)
-            for owner in owners:
-                try:
-                    self._beat(owner)
-                except StorageError:
-                    logger.warning("heartbeat failed", extra={"owner": owner}, exc_info=True)
+            try:
+                self._beat(owners)
+            except StorageError:
+                logger.warning("heartbeat failed", extra={"owners": owners}, exc_info=True)
 
-    def _beat(self, owner: str) -> None:
-        now = utc_now()
+    def _beat(self, owners: list[str]) -> None:
+        """In one transaction, however many documents a task answers at once."""
+        if not owners:
+            return
+        now, cancelled = utc_now(), {}
         with self._database.writing() as session:
-            renew_items(session, owner, now=now, lease_s=self._lease_s)
-            renew_writing(session, owner, now=now, lease_s=self._lease_s)
-            renew_leases(session, owner, now=now, lease_s=self._lease_s)
-            cancelled = cancelled_items(session, owner, now)
+            for owner in owners:
+                renew_items(session, owner, now=now, lease_s=self._lease_s)
+                renew_writing(session, owner, now=now, lease_s=self._lease_s)
+                renew_leases(session, owner, now=now, lease_s=self._lease_s)
+                cancelled[owner] = cancelled_items(session, owner, now)
         with self._lock:
-            if owner in self._owners:
-                self._owners[owner] |= cancelled
+            for owner in self._owners.keys() & cancelled.keys():
+                self._owners[owner] |= cancelled[owner]

@@ -14,6 +14,7 @@ from kernels.prompt import ids_digest
 from storage.database import utc_now
 from storage.documents import get_text
 from storage.errors import ObjectMissing, SnapshotCorrupt
+from storage.leases import release_leases, take_lease
 from storage.loading import get_chunks, load_chunks
 from storage.manifest import ChunkEntry, Manifest
 from storage.schema import SnapshotRow
@@ -135,6 +136,25 @@ def loaded(place: Workplace, row: SnapshotRow, ids: list[int] | None = None) -> 
         yield prefix
     finally:
         prefix.join()
+
+
+@contextmanager
+def leased(place: Workplace, snapshot_id: int, owner: str) -> Iterator[bool]:
+    """Keeps the snapshot from the sweep inside the block. False: it is not ready any more."""
+    with place.database.writing() as session:
+        is_ready = take_lease(
+            session,
+            snapshot_id,
+            owner=owner,
+            now=utc_now(),
+            lease_s=place.settings.lease_s,
+            ttl_s=place.lifetimes.ttl_s,
+        )
+    try:
+        yield is_ready
+    finally:
+        with place.database.writing() as session:
+            release_leases(session, owner)
 
 
 def load_run(place: Workplace, kv: PrefixKV, entries: Sequence[ChunkEntry], codec: str) -> None:

@@ -49,7 +49,8 @@ def fitting_batch(place: Workplace, row: SnapshotRow) -> int:
     with place.database.reading() as session:
         items = queued_items(session, tenant=row.tenant, document_id=row.document_id, model=engine.name)
     questions = [len(engine.prompter.question_ids(item.question)) for item in items]
-    longest = max((_own_tokens(engine.prompter, item) for item in items), default=1)
+    owns = (_own_tokens(engine.prompter, item, asked) for item, asked in zip(items, questions, strict=True))
+    longest = max(owns, default=1)
     batch = min(engine.settings.max_batch, max(len(items), 1))
     while True:
         slots = 1 << (batch - 1).bit_length()  # as a SuffixKV grows
@@ -66,12 +67,12 @@ def fitting_batch(place: Workplace, row: SnapshotRow) -> int:
             return engine.settings.max_batch if batch == len(items) else batch
 
 
-def _own_tokens(prompter: Prompter, item: OpenItem) -> int:
+def _own_tokens(prompter: Prompter, item: OpenItem, question_tokens: int) -> int:
     """Of the question with its longest answer, and with the longest quote where one will be asked for."""
     answer = int(item.params["max_new_tokens"])
     if item.params.get("quote"):
         return len(prompter.quote_ids(item.question, "")) + answer + MOST_TOKENS
-    return len(prompter.question_ids(item.question)) + answer
+    return question_tokens + answer
 
 
 def _require(place: Workplace, model: LanguageModel, need: Need, what: str) -> None:

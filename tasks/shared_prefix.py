@@ -10,9 +10,8 @@ from kernels.prefill import prefill
 from kernels.prompt import ids_digest
 from storage.database import utc_now
 from storage.snapshots import get_snapshot, quarantine
-from tasks.decode import leased
 from tasks.errors import PromptChanged
-from tasks.loading import DAMAGED, loaded
+from tasks.loading import DAMAGED, leased, loaded
 from tasks.prefill import snapshot_of
 from tasks.room import require_room_to_read
 from tasks.workplace import Workplace

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from sqlalchemy import func, select
 
-import tasks.decode
+import tasks.answering
 import tasks.prefill
 from kernels.decode import Decoder, DecodeRequest, DecodeResult
 from pipeline.submit import Submission
@@ -129,7 +129,7 @@ def test_a_draining_decode_answers_what_is_begun_and_gives_the_rest_back_at_once
             held.append(session.scalar(select(func.count()).where(ItemRow.state == ItemState.RUNNING)))
         yield from step(self)
 
-    monkeypatch.setattr(tasks.decode, "DecodeRequest", drained)
+    monkeypatch.setattr(tasks.answering, "DecodeRequest", drained)
     monkeypatch.setattr(Decoder, "_step", watched)
 
     with pytest.raises(SystemExit):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import select, update
 
-import tasks.decode
+import tasks.answering
 import tasks.upkeep
 from pipeline.submit import Submission
 from storage.database import utc_now
@@ -60,7 +60,7 @@ def test_a_snapshot_is_leased_while_it_is_read_and_not_longer(
             seen.extend(live_leases(session, row.snapshot_id, now=utc_now()))
         return loaded(place, row)
 
-    monkeypatch.setattr(tasks.decode, "loaded", load)
+    monkeypatch.setattr(tasks.answering, "loaded", load)
     before = utc_now()
 
     assert not answer_waiting(place, row)
@@ -87,7 +87,7 @@ def test_the_heartbeat_renews_leases(place: Workplace, row: SnapshotRow) -> None
     with place.database.writing() as session:
         take_lease(session, row.snapshot_id, owner="w1", now=utc_now(), lease_s=0.01, ttl_s=60)
 
-    place.heartbeat._beat("w1")
+    place.heartbeat._beat(["w1"])
 
     with place.database.reading() as session:
         (lease,) = live_leases(session, row.snapshot_id, now=utc_now())
