@@ -11,20 +11,17 @@ from rich.console import Console
 
 from kernels.params import GenerationParams
 from kernels.settings import KernelSettings
-from pipeline.guard import check_no_other_kernels
 from pipeline.nli_file import Gold, GoldDocument, Span
 from pipeline.questions import Question
 from pipeline.report.cells import CellStatus
 from pipeline.report.rows import LineInText, lines_in_text
-from pipeline.screen import follow, stage
+from pipeline.run import working
+from pipeline.screen import follow
 from pipeline.settings import PipelineSettings
 from pipeline.submit import submit
 from storage.settings import StorageSettings
-from tasks.app import configure
 from tasks.settings import TaskSettings
 from tasks.upkeep import kick_waiting
-from tasks.worker import embedded
-from tasks.workplace import Workplace
 
 LABELS = ("Entailment", "Contradiction", "NotMentioned")
 UNREADABLE = "unparsed"  # an answer that is neither yes nor no nor not found
@@ -101,13 +98,7 @@ def evaluate(
     console: Console,
 ) -> dict[str, Any]:
     """Answers as `run` does, in this process; the job stays among the others."""
-    check_no_other_kernels()
-    place = Workplace.open(storage, kernel, task)
-    place.database.upgrade()
-    with stage(console, f"Preparing the model {kernel.model_name}"):
-        _ = place.engine.identity
-    app = configure(task)
-    with embedded(app, place), tempfile.TemporaryDirectory() as folder:
+    with working(storage, kernel, task, console) as (app, place), tempfile.TemporaryDirectory() as folder:
         files = []
         for number, document in enumerate(documents):
             files.append(Path(folder) / f"{number}.txt")

@@ -1,5 +1,7 @@
 """`platemaker run`: the whole pipeline in one process, over the same tasks and rows as a cluster."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,11 +26,28 @@ from storage.errors import OUTAGES
 from storage.jobs import JobTimes
 from storage.objects import check_store
 from storage.settings import StorageSettings
-from tasks.app import configure
+from tasks.app import PlatemakerApp, configure
 from tasks.settings import TaskSettings
 from tasks.upkeep import kick_waiting
 from tasks.worker import embedded
 from tasks.workplace import Workplace
+
+
+@contextmanager
+def working(
+    storage: StorageSettings, kernel: KernelSettings, task: TaskSettings, console: Console
+) -> Iterator[tuple[PlatemakerApp, Workplace]]:
+    """A worker on a thread of this process, while the block runs. A missing or unsuitable model, or a store that cannot
+    be used, ends it before anything is queued."""
+    check_no_other_kernels()
+    place = Workplace.open(storage, kernel, task)
+    place.database.upgrade()
+    check_store(place.store)
+    with stage(console, f"Preparing the model {kernel.model_name}"):
+        _ = place.engine.identity
+    app = configure(task)
+    with embedded(app, place):
+        yield app, place
 
 
 @dataclass(frozen=True)
@@ -57,16 +76,9 @@ def run_here(
 
     Stopped from the keyboard, it cancels what is left and reports what is there.
     """
-    check_no_other_kernels()
     paths = out_files(out)
     paths[0].parent.mkdir(parents=True, exist_ok=True)  # now, and not after a night's work
-    place = Workplace.open(storage, kernel, task)
-    place.database.upgrade()
-    check_store(place.store)
-    with stage(console, f"Preparing the model {kernel.model_name}"):
-        _ = place.engine.identity  # a missing or unsuitable model ends the run before anything is queued
-    app = configure(task)
-    with embedded(app, place):
+    with working(storage, kernel, task, console) as (app, place):
         with stage(console, "Looking for files"):
             sources = named_sources(files, settings, storage)
         with counting(console, "Reading files", len(sources)) as tick:

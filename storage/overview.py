@@ -8,6 +8,7 @@ from sqlalchemy import exists, func, select
 from sqlalchemy.orm import Session
 
 from storage.schema import (
+    COUNTS,
     ItemRow,
     ItemState,
     JobRow,
@@ -38,7 +39,7 @@ class Overview:
 
 
 def overview(session: Session, *, now: datetime, workers_seen_after: datetime) -> Overview:
-    states = session.execute(select(ItemRow.state, func.count()).group_by(ItemRow.state)).all()
+    items = _items(session)
     snapshots = session.execute(
         select(SnapshotRow.state, func.count(), func.sum(SnapshotRow.size_bytes)).group_by(SnapshotRow.state)
     ).all()
@@ -51,7 +52,7 @@ def overview(session: Session, *, now: datetime, workers_seen_after: datetime) -
         select(WorkerRow.pool, func.count()).where(WorkerRow.seen_at >= workers_seen_after).group_by(WorkerRow.pool)
     ).all()
     return Overview(
-        items={state.value: 0 for state in ItemState} | {str(state): count for state, count in states},
+        items=items,
         snapshots={str(state): count for state, count, _ in snapshots},
         snapshot_bytes={str(state): int(size or 0) for state, _, size in snapshots},
         readings={way: count for way, count, _, _ in readings},
@@ -61,7 +62,7 @@ def overview(session: Session, *, now: datetime, workers_seen_after: datetime) -
         oldest_reading_s=_oldest_s(session, now, is_read=False),
         oldest_answering_s=_oldest_s(session, now, is_read=True),
         leases={
-            "items": session.scalars(select(func.count()).where(ItemRow.state == ItemState.RUNNING)).one(),
+            "items": items[ItemState.RUNNING],
             "writing": session.scalars(
                 select(func.count()).where(SnapshotRow.state == SnapshotState.WRITING, SnapshotRow.lease_until >= now)
             ).one(),
@@ -69,6 +70,19 @@ def overview(session: Session, *, now: datetime, workers_seen_after: datetime) -
         },
         workers={str(pool): int(count) for pool, count in workers},
     )
+
+
+def _items(session: Session) -> dict[str, int]:
+    """By state, from the counts that jobs keep; only what runs or is held is counted in the items."""
+    ended = {state: func.coalesce(func.sum(getattr(JobRow, column)), 0) for state, column in COUNTS.items()}
+    still_open, *counts = session.execute(select(func.coalesce(func.sum(JobRow.num_open), 0), *ended.values())).one()
+    begun = {
+        state: session.scalars(select(func.count()).where(ItemRow.state == state)).one()
+        for state in (ItemState.RUNNING, ItemState.HELD)
+    }
+    queued = int(still_open) - sum(begun.values())
+    found = {ItemState.QUEUED: queued, **begun, **dict(zip(ended, map(int, counts), strict=True))}
+    return {state.value: found[state] for state in ItemState}
 
 
 def _oldest_s(session: Session, now: datetime, *, is_read: bool) -> float:

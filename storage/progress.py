@@ -219,9 +219,10 @@ def job_progress(session: Session, tenant: str, job_id: str) -> Progress:
     )
 
 
-def list_jobs(session: Session, tenant: str, limit: int) -> list[JobStatus]:
-    """The newest jobs of a tenant."""
+def list_jobs(session: Session, tenant: str, limit: int, *, only_open: bool = False) -> list[JobStatus]:
+    """The newest jobs of a tenant, or of those that have not ended."""
+    wanted = [JobRow.finished_at.is_(None)] if only_open else []
     ids = session.scalars(
-        select(JobRow.job_id).where(JobRow.tenant == tenant).order_by(JobRow.created_at.desc()).limit(limit)
+        select(JobRow.job_id).where(JobRow.tenant == tenant, *wanted).order_by(JobRow.created_at.desc()).limit(limit)
     ).all()
     return [job_status(session, tenant, job_id) for job_id in ids]

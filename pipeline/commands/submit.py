@@ -1,7 +1,7 @@
 """`submit`: a job for the workers."""
 
 import json
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -12,6 +12,7 @@ from pipeline.commands.options import Files, JobOptions, Json, QuestionOptions, 
 from pipeline.exits import Exit
 
 if TYPE_CHECKING:
+    from kernels.settings import KernelSettings
     from pipeline.submit import Submission
 
 
@@ -26,10 +27,6 @@ def submit(
 ) -> None:
     """Hand a job to the workers and print its id."""
     from kernels.settings import KernelSettings
-    from pipeline import submit as submission
-    from pipeline.screen import counting
-    from pipeline.settings import PipelineSettings
-    from storage.settings import StorageSettings
     from tasks.settings import TaskSettings
 
     asked, options, times = asking.load(), asking.params(), job.times()
@@ -39,29 +36,36 @@ def submit(
         return
     if task.broker_url is None:
         raise typer.BadParameter("submit needs workers: set PLATEMAKER_BROKER_URL, or use `platemaker run`.")
-    submission.refuse_unsupported_model(kernel)
-    sources = submission.named_sources(files, PipelineSettings(), StorageSettings())
+    hand_over(
+        kernel,
+        files,
+        json_output=json_output,
+        questions=asked,
+        options=options,
+        reading=reading.read_options(),
+        title=job.title,
+        client_key=job.key,
+        times=times,
+    )
+
+
+def hand_over(kernel: "KernelSettings", files: list[str], *, json_output: bool, **job: Any) -> NoReturn:
+    """Submits what `job` says, as `pipeline.submit.submit` takes it, about these files, and ends the command."""
+    from pipeline.screen import counting
+    from pipeline.settings import PipelineSettings
+    from pipeline.submit import named_sources, refuse_unsupported_model, submit
+    from storage.settings import StorageSettings
+
+    refuse_unsupported_model(kernel)
+    sources = named_sources(files, PipelineSettings(), StorageSettings())
     screen = Console(stderr=True)
     with opened() as (database, store, settings), counting(screen, "Reading files", len(sources)) as tick:
-        made = submission.submit(
-            database,
-            store,
-            settings=settings,
-            model=kernel.model_name,
-            files=sources,
-            questions=asked,
-            options=options,
-            reading=reading.read_options(),
-            title=job.title,
-            client_key=job.key,
-            times=times,
-            on_read=tick,
-        )
+        made = submit(database, store, settings=settings, model=kernel.model_name, files=sources, on_read=tick, **job)
         kick(database)
-    tell_submission(made, json_output=json_output)
+    _tell(made, json_output=json_output)
 
 
-def tell_submission(made: "Submission", *, json_output: bool) -> NoReturn:
+def _tell(made: "Submission", *, json_output: bool) -> NoReturn:
     """Says what was submitted and what could not be read, and ends the command."""
     errors = Console(stderr=True)
     for note in made.notes:

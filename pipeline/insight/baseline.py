@@ -11,11 +11,9 @@ from kernels.params import GenerationParams
 from kernels.prefill import chunk_stops, prefill
 from pipeline.errors import BaselineFailed
 from pipeline.insight.percentiles import Spread, spread
-from pipeline.insight.workbench import TENANT, answers_of, ask, first_error, reading_of, workbench
-from storage.snapshots import get_snapshot
+from pipeline.insight.workbench import answers_of, ask, first_error, read, reading_of, workbench
 from tasks.decode import answer_waiting
 from tasks.engine import Engine
-from tasks.prefill import prepare_snapshot
 
 
 @dataclass
@@ -127,10 +125,8 @@ def _split(engine: Engine, text: str, questions: Sequence[str], params: Generati
     with workbench(engine) as place:
         job_id, document_id = ask(place, text, questions, params)
         began = time.perf_counter()
-        snapshot_id = prepare_snapshot(place, TENANT, document_id)
-        if snapshot_id is not None:
-            with place.database.reading() as session:
-                row = get_snapshot(session, snapshot_id)
+        row = read(place, document_id)
+        if row is not None:
             answer_waiting(place, row)
         total_s = time.perf_counter() - began
         found = answers_of(place, job_id)

@@ -89,7 +89,7 @@ def look(database: Database, tenant: str) -> View:
         found = pulse(session, since=now - WINDOW)
         rows = overview(session, now=now, workers_seen_after=now - SEEN)
         alive = live_workers(session, seen_after=now - SEEN)
-        jobs = [job for job in list_jobs(session, tenant, MOST_JOBS) if job.finished_at is None]
+        jobs = list_jobs(session, tenant, MOST_JOBS, only_open=True)
         workers = [
             SeenWorker(
                 row.worker,

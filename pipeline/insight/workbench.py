@@ -17,9 +17,11 @@ from storage.jobs import NewQuestion, NewSource, create_job
 from storage.objects import open_store
 from storage.progress import Reading, job_readings
 from storage.retention import Lifetimes
-from storage.schema import AnswerRow, ItemRow
+from storage.schema import AnswerRow, ItemRow, SnapshotRow
 from storage.settings import StorageSettings
+from storage.snapshots import get_snapshot
 from tasks.engine import Engine
+from tasks.prefill import prepare_snapshot
 from tasks.settings import TaskSettings
 from tasks.workplace import Workplace
 
@@ -54,6 +56,15 @@ def ask(place: Workplace, text: str, questions: Sequence[str], params: Generatio
             now=utc_now(),
         )
     return job_id, document_id
+
+
+def read(place: Workplace, document_id: str) -> SnapshotRow | None:
+    """The document's snapshot, made now. None: it could not be."""
+    snapshot_id = prepare_snapshot(place, TENANT, document_id)
+    if snapshot_id is None:
+        return None
+    with place.database.reading() as session:
+        return get_snapshot(session, snapshot_id)
 
 
 def answers_of(place: Workplace, job_id: str) -> list[AnswerRow]:

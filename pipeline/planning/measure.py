@@ -11,12 +11,10 @@ from kernels.kv import PrefixKV
 from kernels.params import GenerationParams
 from kernels.prefill import prefill
 from pipeline.errors import PlanError
-from pipeline.insight.workbench import TENANT, ask, first_error, workbench
+from pipeline.insight.workbench import ask, first_error, read, workbench
 from pipeline.planning.profiles import Device
-from storage.snapshots import get_snapshot
 from tasks.decode import answer_waiting
 from tasks.engine import Engine
-from tasks.prefill import prepare_snapshot
 
 SHORT_TOKENS = 256
 LONG_TOKENS = 2048
@@ -126,15 +124,13 @@ def _overheads(engine: Engine) -> tuple[float, float]:
                 text = f"Notice {number} of {count}."
                 job_id, document_id = ask(place, text, [f"{QUESTION} {at}" for at in range(count)], params)
                 began = time.perf_counter()
-                snapshot_id = prepare_snapshot(place, TENANT, document_id)
-                if snapshot_id is None:
+                row = read(place, document_id)
+                if row is None:
                     raise PlanError(f"the model could not read a short text ({first_error(place, job_id)})")
-                read = time.perf_counter()
-                with place.database.reading() as session:
-                    row = get_snapshot(session, snapshot_id)
+                was_read = time.perf_counter()
                 answer_waiting(place, row)
-                took[count] = time.perf_counter() - read
-                documents.append(read - began - (row.prefill_s or 0.0))
+                took[count] = time.perf_counter() - was_read
+                documents.append(was_read - began - (row.prefill_s or 0.0))
             answers.append(max(0.0, took[batch] - took[1]) / max(1, batch - 1))
     kv, _ = _read(engine, 64)
     ids = engine.prompter.question_ids(f"{QUESTION} 0")
