@@ -1,12 +1,13 @@
 """How items end, and how that ends their jobs: rows of items and counts of jobs change together."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cache
 from typing import Any, NamedTuple, cast
 
-from sqlalchemy import ColumnElement, Integer, Table, Update, and_, bindparam, case, or_, select, update
+from sqlalchemy import ColumnElement, Integer, Table, Update, and_, bindparam, case, event, or_, select, update
 from sqlalchemy.orm import Session
 
 from storage.errors import RetryRefused
@@ -23,6 +24,8 @@ from storage.schema import (
     UtcDateTime,
 )
 
+_CHANGES = "changes of job counts"  # in a session's `info`
+
 
 class Move(NamedTuple):
     """An item of a job from one state to another; None: it is not there."""
@@ -33,21 +36,39 @@ class Move(NamedTuple):
 
 
 def note_moves(session: Session, moves: Iterable[Move], now: datetime) -> None:
-    """Brings the jobs' counts up to date, and ends those without an open item. Called after the items were changed.
+    """Brings the jobs' counts up to date, and ends those without an open item, when the transaction commits.
 
-    One statement a job, so two workers that end the last two items count one after the other. Jobs in one order, and
-    after the items, as everywhere: locks taken in one order cannot deadlock.
+    At its end, since a transaction may change items several times over: it then locks items before jobs, and jobs in
+    one order, so that no two can deadlock. One statement a job, so two workers that end the last two items count one
+    after the other.
     """
-    changes: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
+    noted: dict[str, _Change] = session.info.setdefault(_CHANGES, {})
     for job_id, before, after in moves:
+        change = noted.setdefault(job_id, _Change(now))
+        change.now = now
         if before is not None:
-            changes[job_id][_column(before)] -= 1
+            change.counts[_column(before)] -= 1
         if after is not None:
-            changes[job_id][_column(after)] += 1
-    for job_id in sorted(changes):
-        change = {name: count for name, count in sorted(changes[job_id].items()) if count}
-        if change:
-            session.execute(_counting(tuple(change)), {"of_job": job_id, "at": now, **change})
+            change.counts[_column(after)] += 1
+
+
+@dataclass
+class _Change:
+    """Of one job's counts, in one transaction."""
+
+    now: datetime
+    counts: Counter[str] = field(default_factory=Counter)
+
+
+@event.listens_for(Session, "before_commit")
+def _count(session: Session) -> None:
+    noted: dict[str, _Change] = session.info.pop(_CHANGES, {})
+    if noted:
+        session.flush()  # items that were changed as objects, too, are locked before jobs
+    for job_id, change in sorted(noted.items()):
+        counts = {name: count for name, count in sorted(change.counts.items()) if count}
+        if counts:
+            session.execute(_counting(tuple(counts)), {"of_job": job_id, "at": change.now, **counts})
 
 
 @cache

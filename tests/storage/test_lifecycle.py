@@ -154,13 +154,20 @@ def test_a_retry_of_what_expired_lifts_the_time_that_has_passed(database: Databa
     with database.writing() as session:
         end_overdue(session, later(60))
 
-    with database.writing() as session:
-        assert retry_job(session, "acme", job_id, expired=False, answer_by=None, now=later(61)) == 0
-        assert retry_job(session, "acme", job_id, expired=True, answer_by=later(99), now=later(61)) == 3
-        assert end_overdue(session, later(98)) == 0
-        assert end_overdue(session, later(99)) == 3
-        assert retry_job(session, "acme", job_id, expired=True, answer_by=None, now=later(100)) == 3
-        assert end_overdue(session, later(1000)) == 0
+    def retry(seconds: float, *, expired: bool, answer_by: datetime | None) -> int:
+        with database.writing() as session:
+            return retry_job(session, "acme", job_id, expired=expired, answer_by=answer_by, now=later(seconds))
+
+    def overdue(seconds: float) -> int:
+        with database.writing() as session:
+            return end_overdue(session, later(seconds))
+
+    assert retry(61, expired=False, answer_by=None) == 0
+    assert retry(61, expired=True, answer_by=later(99)) == 3
+    assert overdue(98) == 0
+    assert overdue(99) == 3
+    assert retry(100, expired=True, answer_by=None) == 3
+    assert overdue(1000) == 0
 
 
 def test_a_cancelled_job_is_not_tried_again(database: Database) -> None:
