@@ -17,9 +17,11 @@ from rich.console import Console
 
 from kernels.params import GenerationParams
 from kernels.settings import KernelSettings
+from pipeline.documents import ReadOptions
 from pipeline.questions import load_questions
 from pipeline.run import run_here
 from pipeline.settings import PipelineSettings
+from storage.jobs import JobTimes
 from storage.settings import StorageSettings
 from tasks.settings import TaskSettings
 
@@ -36,10 +38,13 @@ def main() -> None:
         kernel=KernelSettings(),
         task=TaskSettings().model_copy(update={"broker_url": None}),
         settings=PipelineSettings(),
-        files=[arguments.document],
+        files=[str(arguments.document)],
         questions=load_questions([arguments.questions], []),
         options=GenerationParams(max_new_tokens=arguments.new_tokens, ignore_eos=True),
+        reading=ReadOptions(),
         title="",
+        client_key=None,
+        times=JobTimes(),
         out=storage.data_dir / "review",
         console=Console(file=io.StringIO()),
     )
