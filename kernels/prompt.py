@@ -2,11 +2,12 @@
 
 A prompt is always prefix + question part, tokenised apart, in the cached and the uncached path alike:
 
-    [system prompt, document's turn  |document|  its end, a short reply][question's turn  |question|  answer's turn]
-     `----------------------- prefix, stored once --------------------'  `------- question part, per question ---'
+    [system prompt, document's turn  |document|  its end, a short reply, question's turn][ |question|  answer's turn]
+     `----------------------------- prefix, stored once -------------------------------'  `---- per question -----'
 
-The cut lies before the last special token between the two. The document and the question are tokenised with
-special tokens switched off, so no text in a contract can end its turn or give orders as the system.
+The document, the question and what the template puts around them are tokenised one by one, so the cut before the
+question changes no token. Text is tokenised with special tokens switched off: none in a contract can end its turn or
+give orders as the system.
 """
 
 import hashlib
@@ -27,7 +28,7 @@ from kernels.identity import digest_json
 from kernels.quote import NONE, QuoteIndex
 from kernels.words import CJK
 
-PROMPT_VERSION = "prompt-1"
+PROMPT_VERSION = "prompt-2"
 QUOTE_PROMPT = "quote-1"  # raise it whenever a quote would be asked for in other words
 ACKNOWLEDGEMENT = "I have read the document. What is your question?"
 NO_TEMPLATE = (
@@ -74,13 +75,16 @@ class Prompter:
 
     def prefix_ids(self, document: str) -> list[int]:
         """Tokens of everything up to the question, with exactly one BOS if the model wants one."""
-        ids = self._literal(self.parts.head) + self._plain(document) + self._literal(self.parts.middle)
-        return self._with_bos(ids)
+        return self._with_bos(self._literal(self.parts.head) + self._plain(document) + self._behind_document)
 
     @cached_property
     def head_tokens(self) -> int:
         """How many tokens precede the document: the same ones for every document."""
-        return len(self.prefix_ids("")) - len(self._literal(self.parts.middle))
+        return len(self.prefix_ids("")) - len(self._behind_document)
+
+    @cached_property
+    def _behind_document(self) -> list[int]:
+        return self._literal(self.parts.middle) + self._literal(self.parts.turn)
 
     @cached_property
     def grammars(self) -> Grammars:
@@ -89,7 +93,7 @@ class Prompter:
 
     def question_ids(self, question: str) -> list[int]:
         """Tokens of the question part; never empty."""
-        return self._literal(self.parts.turn) + self._plain(question) + self._literal(self.parts.tail)
+        return self._plain(question) + self._literal(self.parts.tail)
 
     def quote_ids(self, question: str, answer: str) -> list[int]:
         """Tokens of the question part that asks, behind question and answer, for the words of the document."""

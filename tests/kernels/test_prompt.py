@@ -130,14 +130,11 @@ def test_special_tokens_in_a_document_or_question_are_mere_text(prompter: Prompt
     assert text in decoded(prompter, question)
 
 
-def test_the_cut_lies_before_the_last_special_token_between(chatml: Prompter) -> None:
-    im_start = chatml.tokenizer.convert_tokens_to_ids("<|im_start|>")
+def test_the_cut_lies_before_the_question(chatml: Prompter) -> None:
+    question, prefix = chatml.question_ids(QUESTION), chatml.prefix_ids(DOCUMENT)
 
-    question = chatml.question_ids(QUESTION)
-
-    assert question[0] == im_start
-    assert decoded(chatml, question) == f"<|im_start|>user\n{QUESTION}<|im_end|>\n<|im_start|>assistant\n"
-    assert decoded(chatml, chatml.prefix_ids(DOCUMENT)).endswith(f"{ACKNOWLEDGEMENT}<|im_end|>\n")
+    assert decoded(chatml, question) == f"{QUESTION}<|im_end|>\n<|im_start|>assistant\n"
+    assert decoded(chatml, prefix).endswith(f"{ACKNOWLEDGEMENT}<|im_end|>\n<|im_start|>user\n")
 
 
 def test_without_special_tokens_between_the_cut_lies_before_the_question(tmp_path: Path) -> None:
@@ -156,8 +153,9 @@ def test_an_empty_document_still_has_a_prefix(prompter: Prompter) -> None:
 
 
 def test_the_document_changes_nothing_of_what_stands_before_it(prompter: Prompter) -> None:
-    head = len(prompter.prefix_ids("")) - len(prompter._literal(prompter.parts.middle))
+    head = prompter.head_tokens
 
+    assert head > 0
     assert prompter.prefix_ids(DOCUMENT)[:head] == prompter.prefix_ids("Another text.")[:head]
 
 
