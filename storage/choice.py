@@ -11,7 +11,7 @@ from typing import NamedTuple
 from sqlalchemy import ScalarSelect, func, select
 from sqlalchemy.orm import Session
 
-from storage.limits import Limits
+from storage.limits import Limits, TenantLimit
 from storage.schema import ShareRow, UnitRow
 from storage.tiers import Stage, Tier
 from storage.units import Unit, is_free, served_s, take_this_unit
@@ -41,11 +41,7 @@ def candidates(
 ) -> list[Candidate]:
     """The most deserving first; where nothing else tells them apart, of the first of the stages. Two queries, which
     look at one row for each tenant, stage and tier and at what is under way, however much waits."""
-    running: dict[str, list[datetime]] = {}
-    for tenant, begun_at in session.execute(
-        select(UnitRow.tenant, UnitRow.begun_at).where(UnitRow.owner.is_not(None), UnitRow.lease_until >= now)
-    ):
-        running.setdefault(tenant, []).append(begun_at or now)
+    running = _running(session, now)
     kinds = [(stage, tier) for stage in stages for tier in Tier if tier in tiers]
     firsts = [_first_since(stage, tier, now).label(f"{stage}_{tier}") for stage, tier in kinds]
     found = []
@@ -55,14 +51,35 @@ def candidates(
         limit, begun = limits.of(tenant), running.get(tenant, [])
         if limit.running is not None and len(begun) >= limit.running:
             continue
-        under_way_s = sum(max(LEAST_RUNNING_S, (now - at).total_seconds()) for at in begun)
-        share_s = (served_s(given_s, given_at, now) + under_way_s) / limit.weight
+        share_s = _share_s(served_s(given_s, given_at, now), begun, limit, now)
         found += [
             Candidate(tier == Tier.BATCH, share_s, stage != stages[0], since, tenant, stage)
             for (stage, tier), since in zip(kinds, sinces, strict=True)
             if since is not None
         ]
     return sorted(found)
+
+
+def share_of(session: Session, tenant: str, *, limits: Limits, now: datetime) -> float:
+    """What the tenant was given and has under way, for its weight (seconds); as candidates have it."""
+    share = session.get(ShareRow, tenant)
+    given_s = 0.0 if share is None else served_s(share.served_s, share.served_at, now)
+    return _share_s(given_s, _running(session, now).get(tenant, []), limits.of(tenant), now)
+
+
+def _running(session: Session, now: datetime) -> dict[str, list[datetime]]:
+    """When the units that are under way were begun, by tenant."""
+    found: dict[str, list[datetime]] = {}
+    for tenant, begun_at in session.execute(
+        select(UnitRow.tenant, UnitRow.begun_at).where(UnitRow.owner.is_not(None), UnitRow.lease_until >= now)
+    ):
+        found.setdefault(tenant, []).append(begun_at or now)
+    return found
+
+
+def _share_s(given_s: float, begun: list[datetime], limit: TenantLimit, now: datetime) -> float:
+    under_way_s = sum(max(LEAST_RUNNING_S, (now - at).total_seconds()) for at in begun)
+    return (given_s + under_way_s) / limit.weight
 
 
 def _first_since(stage: Stage, tier: Tier, now: datetime) -> ScalarSelect[datetime]:

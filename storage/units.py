@@ -205,8 +205,10 @@ def recover_units(session: Session, *, now: datetime) -> list[WaitingUnit]:
 
 def charge(session: Session, tenant: str, used_s: float, *, now: datetime) -> None:
     """Adds to what the tenant was given."""
+    if used_s <= 0:
+        return
     share = session.scalar(select(ShareRow).where(ShareRow.tenant == tenant).with_for_update())
-    if share is not None and used_s > 0:
+    if share is not None:
         share.served_s = served_s(share.served_s, share.served_at, now) + used_s
         share.served_at = now
         session.flush()

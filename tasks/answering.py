@@ -186,7 +186,9 @@ class Answering:
             yield self._todo.pop(0)
         place = self.place
         while self._num_seen < place.settings.documents_per_task and not self._is_full and place.may_claim():
-            unit = self._turns.take_beside(self._unit)
+            held = sum(each.prefix.kv.size_bytes for each in self._open)
+            room = place.residents.budget_bytes - held
+            unit = self._turns.take_beside(self._unit) if room > 0 else None
             if unit is None:
                 return
             self._num_seen += 1
@@ -198,8 +200,7 @@ class Answering:
             except (SnapshotMissing, WrongModel):
                 self._let_go(unit, self._turns.drop)
                 continue
-            held = sum(each.prefix.kv.size_bytes for each in self._open)
-            if held + place.engine.model.prefix_bytes(row.num_tokens or 0) > place.residents.budget_bytes:
+            if place.engine.model.prefix_bytes(row.num_tokens or 0) > room:
                 self._let_go(unit, self._turns.put_back)
                 return
             yield unit, row

@@ -37,13 +37,13 @@ def _do_next(stage: Stage, tenant: str, document_id: str) -> None:
     place = app.require_workplace()
     place.leave_if_draining()
     turns = Turns(place, partial(send_hint, app))
-    first = unit = turns.take(prefers=stage)
+    unit = turns.take(prefers=stage)
+    if unit is not None:
+        turns.send_again(stage, tenant, document_id, instead=unit)
     for _ in range(MOST_EMPTY):
         if unit is None or _do(place, turns, unit):
             break
         unit = turns.take(prefers=stage)
-    if first is not None:
-        turns.send_again(stage, tenant, document_id, instead=first)
 
 
 def _do(place: Workplace, turns: Turns, unit: Unit) -> bool:

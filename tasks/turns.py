@@ -10,7 +10,7 @@ from contextlib import suppress
 from kombu.exceptions import OperationalError
 from sqlalchemy.orm import Session
 
-from storage.choice import candidates, take_one
+from storage.choice import candidates, share_of, take_one
 from storage.database import utc_now
 from storage.errors import StorageError
 from storage.schema import SnapshotRow
@@ -92,11 +92,12 @@ class Turns:
         tiers = [tier for tier in duty.tiers.taken if is_long or tier == Tier.FAST]
         if unit.tier == Tier.FAST and (not is_long or Tier.FAST not in tiers):
             return False
+        limits, now = self._place.limits, utc_now()
         with self._place.database.reading() as session:
-            found = candidates(session, stages=duty.pool.stages, tiers=tiers, limits=self._place.limits, now=utc_now())
-        if not found:
-            return False
-        return found[0].tenant != unit.tenant or (found[0].tier == Tier.FAST and unit.tier == Tier.BATCH)
+            found = candidates(session, stages=duty.pool.stages, tiers=tiers, limits=limits, now=now)
+            if not found or (unit.tier == Tier.BATCH and found[0].tier == Tier.FAST):
+                return bool(found)
+            return found[0].share_s < share_of(session, unit.tenant, limits=limits, now=now)
 
     def end(self, unit: Unit, used_s: float) -> None:
         """The unit was worked on for so many seconds of the device. What of it still waits is sent again, and what its

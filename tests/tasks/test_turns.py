@@ -1,6 +1,7 @@
 """Messages are permissions: what is done when one comes, and which are sent behind it."""
 
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -37,7 +38,8 @@ class Wire:
 
     def kick(self) -> None:
         with self.place.database.writing() as session:
-            self.sent += take_unkicked(session, now=utc_now(), kicked_before=utc_now(), limit=100)
+            an_hour_ago = utc_now() - timedelta(hours=1)
+            self.sent += take_unkicked(session, now=utc_now(), kicked_before=an_hour_ago, limit=100)
 
     def deliver(self, unit: WaitingUnit | None = None) -> None:
         """This message, or the next of those that the worker takes."""
@@ -92,12 +94,16 @@ def num_units(place: Workplace) -> int:
         return session.scalar(select(func.count()).select_from(UnitRow)) or 0
 
 
+def give(place: Workplace, tenant: str, seconds: float) -> None:
+    with place.database.writing() as session:
+        charge(session, tenant, seconds, now=utc_now())
+
+
 def test_a_message_of_one_tenant_does_the_work_of_another_that_was_given_less(wire: Wire, submit_texts: Submit) -> None:
     many = submit_texts(wire.place, *texts(4), tenant="many")
     few = submit_texts(wire.place, *texts(1, first=9), tenant="few")
     wire.kick()
-    with wire.place.database.writing() as session:
-        charge(session, "many", 100.0, now=utc_now())
+    give(wire.place, "many", 100.0)
 
     wire.deliver(wire.sent[0])
     wire.deliver(wire.sent[0])
@@ -222,19 +228,22 @@ def test_one_document_with_very_many_questions_does_not_keep_others_waiting(
     monkeypatch.setattr(tasks.turns, "CLAIMS", 2)
     many = submit_texts(wire.place, TEXT, questions=30, tenant="many")
     few = submit_texts(wire.place, *texts(1), questions=1, tenant="few")
-    with wire.place.database.writing() as session:
-        charge(session, "many", 1.0, now=utc_now())
-        charge(session, "few", 50.0, now=utc_now())
+    give(wire.place, "few", 50.0)
     wire.kick()
     wire.deliver()
-    wire.deliver()
-    with wire.place.database.writing() as session:
-        charge(session, "many", 100.0, now=utc_now())
+    claim = Answering._claim
 
+    def claiming(self: Answering, opened: Any) -> Any:
+        give(wire.place, "many", 100.0)
+        return claim(self, opened)
+
+    monkeypatch.setattr(Answering, "_claim", claiming)
     wire.deliver()
 
-    assert items(wire.place, few, "few") == {ItemState.ANSWERED: 1}
     assert items(wire.place, many, "many") == {ItemState.ANSWERED: 8, ItemState.QUEUED: 22}
+    wire.deliver()
+    wire.deliver()
+    assert items(wire.place, few, "few") == {ItemState.ANSWERED: 1}
     wire.deliver_all()
     assert items(wire.place, many, "many") == {ItemState.ANSWERED: 30}
 
