@@ -39,6 +39,7 @@ def main() -> None:
         DocumentUnknown,
         JobMissing,
         KeyTaken,
+        QueueFull,
         RetryRefused,
         ScheduleMissing,
         ScheduleTaken,
@@ -63,6 +64,8 @@ def main() -> None:
     )
     try:
         cli()
+    except QueueFull as exc:
+        _leave(Exit.QUEUE_FULL, str(exc))
     except (StorageError, KernelError, TaskError, LocalServerError) as exc:
         _leave(Exit.USAGE if isinstance(exc, asked_wrong) else Exit.UNAVAILABLE, str(exc))
     except PipelineError as exc:

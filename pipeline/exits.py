@@ -14,6 +14,7 @@ class Exit(IntEnum):
     NOTHING_DONE = 3  # no row was answered
     UNAVAILABLE = 4  # model, database, broker or object store cannot be used
     CANCELLED = 5  # the job was cancelled before it was done
+    QUEUE_FULL = 6  # too much is queued already; nothing was submitted
     INTERRUPTED = 130  # stopped from the keyboard
 
 

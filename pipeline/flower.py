@@ -18,7 +18,7 @@ from rich.console import Console
 from pipeline.errors import PipelineError
 from pipeline.settings import PipelineSettings
 from tasks.app import broker_settings
-from tasks.queues import ALL_QUEUES, PREFILL_QUEUE
+from tasks.queues import ALL_QUEUES
 from tasks.settings import TaskSettings
 
 COLUMNS = "name,state,result,received,runtime,worker,uuid,args"
@@ -67,7 +67,7 @@ def serve_flower(task: TaskSettings, settings: PipelineSettings, console: Consol
     app.conf.update(
         {**broker_settings(task), "broker_transport": None},
         task_queues=[Queue(name) for name in ALL_QUEUES],
-        task_default_queue=PREFILL_QUEUE,
+        task_default_queue=ALL_QUEUES[-1],
         accept_content=["json"],
         enable_utc=True,
         timezone="UTC",

@@ -94,6 +94,7 @@ def run_here(
                 title=title,
                 client_key=client_key,
                 times=times,
+                limits=storage.limits,
                 on_read=tick,
             )
         for note in made.notes:

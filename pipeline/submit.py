@@ -13,8 +13,11 @@ from pipeline.settings import PipelineSettings
 from storage.database import Database, utc_now
 from storage.documents import put_text
 from storage.jobs import ANY_TIME, JobTimes, NewQuestion, NewSource, create_job
+from storage.limits import NO_LIMITS, Limits
 from storage.objects import ObjectStore, open_bucket
+from storage.queue_bound import refuse_if_full
 from storage.settings import StorageSettings
+from storage.tiers import Tier
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,8 @@ def submit(
     title: str = "",
     client_key: str | None = None,
     times: JobTimes = ANY_TIME,
+    tier: Tier = Tier.BATCH,
+    limits: Limits = NO_LIMITS,
     reuse_answers: bool = False,
     only_prefill: bool = False,
     on_read: Callable[[int], None] = lambda _index: None,
@@ -73,7 +78,10 @@ def submit(
 
     Raises:
         KeyTaken: `client_key` was used for other content.
+        QueueFull: the limits leave no room for so many items.
     """
+    with database.reading() as session:
+        refuse_if_full(session, settings.tenant, limits, client_key=client_key)
     sources: list[NewSource] = []
     notes: list[str] = []
     outcomes = read_documents(files, limits=settings.parse_limits, workers=settings.parse_workers, options=reading)
@@ -105,6 +113,8 @@ def submit(
             now=utc_now(),
             client_key=client_key,
             times=times,
+            tier=tier,
+            limits=limits,
             reuse_answers=reuse_answers,
             only_prefill=only_prefill,
         )

@@ -17,6 +17,7 @@ StorageError
 │   └── ArchiveRefused        a file that `snapshots import` does not take
 ├── JobMissing                no such job of this tenant
 ├── KeyTaken                  a client's key stands for a job with other content
+├── QueueFull             a job would go beyond the bound on what is queued
 ├── RetryRefused              a cancelled job is not tried again
 ├── ScheduleMissing           no such schedule of this tenant
 ├── ScheduleTaken             there is a schedule of this name
@@ -171,6 +172,23 @@ class KeyTaken(StorageError):
         self.job_id = job_id
         super().__init__(
             f"The key {client_key} stands for job {job_id}, which has other files or questions. Give another --key."
+        )
+
+
+class QueueFull(StorageError):
+    """Too much is queued already."""
+
+    def __init__(self, queued: int, added: int, most: int, tenant: str | None) -> None:
+        self.queued = queued
+        self.added = added
+        self.most = most
+        self.tenant = tenant
+        whose, setting = ("are", "PLATEMAKER_MAX_QUEUED_ITEMS")
+        if tenant is not None:
+            whose, setting = (f"of tenant {tenant} are", "PLATEMAKER_TENANT_LIMITS")
+        super().__init__(
+            f"{queued:,} items {whose} not answered yet, and {added:,} more would go beyond the bound of {most:,}: "
+            f"nothing was submitted. Try again when fewer wait (`platemaker jobs`), or raise {setting}."
         )
 
 

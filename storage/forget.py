@@ -25,12 +25,14 @@ from storage.schema import (
     ItemState,
     JobRow,
     ReadingRow,
+    ShareRow,
     SnapshotChunkRow,
     SnapshotLeaseRow,
     SnapshotRow,
     SnapshotState,
     SourceRow,
     TombstoneRow,
+    UnitRow,
 )
 from storage.sweep import delete_unused_chunks
 
@@ -80,6 +82,7 @@ def forget_tenant(database: Database, store: ObjectStore, tenant: str, *, now: d
         for key in list(store.keys(prefix)):
             store.delete(key)
     with database.writing() as session:
+        session.execute(delete(ShareRow).where(ShareRow.tenant == tenant))
         _bury(session, tenant, None, counts, now)
     return counts
 
@@ -144,6 +147,7 @@ def _delete_items(session: Session, tenant: str, document_id: str, now: datetime
         .execution_options(synchronize_session=False)
     ).all()
     note_moves(session, [Move(item.job_id, ItemState(item.state), None) for item in items], now)
+    session.execute(delete(UnitRow).where(UnitRow.tenant == tenant, UnitRow.document_id == document_id))
     jobs = select(JobRow.job_id).where(JobRow.tenant == tenant)
     session.execute(
         delete(ReadingRow)

@@ -3,19 +3,18 @@
 Every change is a compare-and-set on state and owner, so a worker that was overtaken changes nothing.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
 from typing import Any, cast
 
-from sqlalchemy import ColumnElement, Table, bindparam, func, insert, literal_column, not_, or_, select, tuple_, update
+from sqlalchemy import ColumnElement, Table, bindparam, case, func, insert, not_, select, update
 from sqlalchemy.orm import Session
 
 from storage.endings import Move, end_overdue, end_without_answer, is_over, note_moves, release_held
 from storage.schema import READING, AnswerRow, ItemRow, ItemState, JobRow, QuestionRow, ReadingRow
+from storage.tiers import Tier
 from storage.waiting import asked_params, is_to_be_asked
-
-ITEMS_PER_DOCUMENT = 50  # as a rule; with more, the others of these documents are found by the next look
 
 
 @dataclass(frozen=True)
@@ -52,12 +51,7 @@ class NewAnswer:
     device_s: float = 0.0
     load_s: float = 0.0
     load_bytes: int = 0
-
-
-@dataclass(frozen=True)
-class WaitingDocument:
-    tenant: str
-    document_id: str
+    loaded_from: str | None = None
 
 
 def queued_items(session: Session, *, tenant: str, document_id: str, model: str) -> list[OpenItem]:
@@ -75,9 +69,11 @@ def claim_items(
     limit: int,
     now: datetime,
     lease_s: float,
+    only_fast: bool = False,
 ) -> list[OpenItem]:
-    """Takes up to `limit` queued items for `owner`, oldest first; none of a job whose time to answer is over."""
-    items = _open_items(session, tenant, document_id, model, limit=limit, now=now)
+    """Takes up to `limit` queued items for `owner`, those of fast jobs first, then the oldest; none of a job whose time
+    to answer is over."""
+    items = _open_items(session, tenant, document_id, model, limit=limit, now=now, only_fast=only_fast)
     if items:
         session.execute(
             update(ItemRow)
@@ -93,7 +89,13 @@ def claim_items(
 
 
 def _open_items(
-    session: Session, tenant: str, document_id: str, model: str, limit: int | None, now: datetime | None = None
+    session: Session,
+    tenant: str,
+    document_id: str,
+    model: str,
+    limit: int | None,
+    now: datetime | None = None,
+    only_fast: bool = False,
 ) -> list[OpenItem]:
     query = (
         select(ItemRow.item_id, ItemRow.job_id, QuestionRow.text, QuestionRow.params)
@@ -109,8 +111,10 @@ def _open_items(
             JobRow.model == model,
             JobRow.cancelled_at.is_(None),
         )
-        .order_by(ItemRow.item_id)
+        .order_by(case((JobRow.tier == Tier.FAST, 0), else_=1), ItemRow.item_id)
     )
+    if only_fast:
+        query = query.where(JobRow.tier == Tier.FAST)
     if now is not None:
         query = query.where(not_(is_over(now)), is_to_be_asked())
     if limit is not None:
@@ -312,63 +316,3 @@ def _end_queued(
         .execution_options(synchronize_session=False)
     ).all()
     note_moves(session, [Move(job_id, ItemState.QUEUED, state) for job_id in job_ids], now)
-
-
-def take_unkicked(session: Session, *, now: datetime, kicked_before: datetime, limit: int) -> Sequence[WaitingDocument]:
-    """Documents with queued items that nothing was sent for since `kicked_before`, those that wait longest first;
-    marks them as kicked now."""
-    unkicked = or_(ItemRow.kicked_at.is_(None), ItemRow.kicked_at < kicked_before)
-    documents = _unkicked_documents(session, kicked_before, limit)
-    # Every worker does this, so another may have taken a document since they were read.
-    taken = _mark_kicked(session, documents, unkicked, now)
-    _mark_kicked(session, taken, or_(ItemRow.kicked_at.is_(None), ItemRow.kicked_at != now), now)
-    return [WaitingDocument(*document) for document in documents if document in taken]
-
-
-def _mark_kicked(
-    session: Session, documents: Collection[tuple[str, str]], condition: ColumnElement[bool], now: datetime
-) -> set[tuple[str, str]]:
-    """Marks those of the documents' queued items that nobody else is changing; returns their documents."""
-    free = (
-        select(ItemRow.item_id)
-        .where(
-            tuple_(ItemRow.tenant, ItemRow.document_id).in_(list(documents)),
-            ItemRow.state == ItemState.QUEUED,
-            condition,
-        )
-        .with_for_update(skip_locked=True)
-    )
-    marked = session.execute(
-        update(ItemRow)
-        .where(ItemRow.item_id.in_(free))
-        .values(kicked_at=now)
-        .returning(ItemRow.tenant, ItemRow.document_id)
-        .execution_options(synchronize_session=False)
-    )
-    return {(tenant, document_id) for tenant, document_id in marked}
-
-
-def _unkicked_documents(session: Session, kicked_before: datetime, limit: int) -> list[tuple[str, str]]:
-    """Looks at a bounded number of items in the order of an index, so a long queue makes no look longer."""
-    found: dict[tuple[str, str], int] = {}
-    for condition, order in (
-        (ItemRow.kicked_at.is_(None), (ItemRow.item_id,)),
-        (ItemRow.kicked_at < kicked_before, (ItemRow.kicked_at, ItemRow.item_id)),
-    ):
-        window = (
-            select(ItemRow.tenant, ItemRow.document_id, ItemRow.item_id)
-            .where(ItemRow.state == literal_column("'queued'"), condition)  # as the partial index says it
-            .order_by(*order)
-            .limit(limit * ITEMS_PER_DOCUMENT)
-            .subquery()
-        )
-        first = func.min(window.c.item_id)
-        rows = session.execute(
-            select(window.c.tenant, window.c.document_id, first)
-            .group_by(window.c.tenant, window.c.document_id)
-            .order_by(first)
-            .limit(limit)
-        ).all()
-        for tenant, document_id, item_id in rows:
-            found.setdefault((tenant, document_id), item_id)
-    return sorted(found, key=found.__getitem__)[:limit]

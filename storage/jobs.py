@@ -13,7 +13,11 @@ from sqlalchemy.orm import Session
 from storage.documents import add_documents
 from storage.errors import KeyTaken
 from storage.inserting import insert_new
+from storage.limits import NO_LIMITS, Limits
+from storage.queue_bound import require_room
 from storage.schema import READING, SPEC_PARAM, ItemRow, ItemState, JobRow, QuestionRow, SourceRow
+from storage.tiers import Stage, Tier
+from storage.units import add_units
 
 ROWS_PER_INSERT = 2000
 ID_LETTERS = "0123456789abcdefghjkmnpqrstvwxyz"  # Crockford's base 32: nothing that reads like something else
@@ -67,16 +71,19 @@ def create_job(
     now: datetime,
     client_key: str | None = None,
     times: JobTimes = ANY_TIME,
+    tier: Tier = Tier.BATCH,
+    limits: Limits = NO_LIMITS,
     reuse_answers: bool = False,
     only_prefill: bool = False,
 ) -> str:
-    """Writes job, sources, questions and items, and returns the job's id. The caller commits; nothing of the job
+    """Writes job, sources, questions, items and units, and returns the job's id. The caller commits; nothing of the job
     exists before that. Under a key that was used for the same content, the job of then is returned.
 
     With `only_prefill`, each document is read and kept as a snapshot, for the questions to come.
 
     Raises:
         KeyTaken: the key was used for other content.
+        QueueFull: so much is queued that the limits leave no room.
     """
     job_id = "".join(secrets.choice(ID_LETTERS) for _ in range(12))
     document_ids = list(dict.fromkeys(source.document_id for source in sources if source.document_id is not None))
@@ -110,6 +117,7 @@ def create_job(
         "not_before": times.not_before,
         "answer_by": times.answer_by,
         "reuse_answers": reuse_answers,
+        "tier": tier,
         "num_open": num_open,
         "num_failed": len(items) - num_open,
     }
@@ -126,6 +134,9 @@ def create_job(
     _insert(session, SourceRow, [_source(source, tenant, job_id, at) for at, source in enumerate(sources)])
     _insert(session, QuestionRow, [_question(question, job_id, at) for at, question in enumerate(questions)])
     _insert(session, ItemRow, items)
+    if num_open and waiting == ItemState.QUEUED:
+        add_units(session, Stage.READ, tenant, document_ids, tier=tier, now=now)
+    require_room(session, tenant, num_open, limits)
     return job_id
 
 

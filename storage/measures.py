@@ -13,7 +13,8 @@ MOST = 200_000  # the newest; percentiles of more would say the same
 
 @dataclass(frozen=True)
 class Measures:
-    """Seconds, one entry for each document read, snapshot loaded, and answer; counts over the same time."""
+    """Seconds, one entry for each document read, snapshot loaded, and answer; counts over the same time. `loads`: how
+    often a snapshot was answered from, by where it came from (memory, copies, store)."""
 
     prefill_s: list[float]
     load_s: list[float]
@@ -26,6 +27,7 @@ class Measures:
     carried_answers: int
     cached_tokens: int
     output_tokens: int
+    loads: dict[str, int]
 
 
 def measures(session: Session, *, tenant: str | None, since: datetime | None) -> Measures:
@@ -56,6 +58,12 @@ def measures(session: Session, *, tenant: str | None, since: datetime | None) ->
         ).select_from(answers)
     ).one()
 
+    sources = session.execute(
+        select(answers.c.loaded_from, func.count())
+        .where(given, answers.c.loaded_from.is_not(None))
+        .group_by(answers.c.loaded_from)
+    ).all()
+
     def newest(column: str, condition: object) -> list[float]:
         query = select(answers.c[column]).where(condition).order_by(answers.c.item_id.desc()).limit(MOST)  # type: ignore[arg-type] # a column's comparison
         return list(session.scalars(query))
@@ -73,4 +81,5 @@ def measures(session: Session, *, tenant: str | None, since: datetime | None) ->
         carried_answers=int(carried),
         cached_tokens=int(cached),
         output_tokens=int(written),
+        loads={row[0]: row[1] for row in sources},
     )

@@ -16,14 +16,18 @@ from storage.schema import (
     SnapshotLeaseRow,
     SnapshotRow,
     SnapshotState,
+    UnitRow,
     WorkerRow,
 )
+from storage.tiers import Stage, Tier
+from storage.units import is_free
 
 
 @dataclass(frozen=True)
 class Overview:
     """`oldest_…_s`: how long ago the oldest job began that has an item which waits for its document to be read, or to
-    be answered."""
+    be answered. `units`: documents that wait to be taken up, by stage and tier: how many, and since when the oldest
+    does (seconds)."""
 
     items: Mapping[str, int]
     snapshots: Mapping[str, int]
@@ -36,6 +40,7 @@ class Overview:
     oldest_answering_s: float
     leases: Mapping[str, int]
     workers: Mapping[str, int]
+    units: Mapping[tuple[Stage, Tier], tuple[int, float]]
 
 
 def overview(session: Session, *, now: datetime, workers_seen_after: datetime) -> Overview:
@@ -69,7 +74,20 @@ def overview(session: Session, *, now: datetime, workers_seen_after: datetime) -
             "reading": session.scalars(select(func.count()).where(SnapshotLeaseRow.expires_at >= now)).one(),
         },
         workers={str(pool): int(count) for pool, count in workers},
+        units=_units(session, now),
     )
+
+
+def _units(session: Session, now: datetime) -> dict[tuple[Stage, Tier], tuple[int, float]]:
+    found = {(stage, tier): (0, 0.0) for stage in Stage for tier in Tier}
+    waiting = session.execute(
+        select(UnitRow.stage, UnitRow.tier, func.count(), func.min(UnitRow.since))
+        .where(is_free(now))
+        .group_by(UnitRow.stage, UnitRow.tier)
+    )
+    for stage, tier, count, since in waiting:
+        found[Stage(stage), Tier(tier)] = (count, max(0.0, (now - since).total_seconds()))
+    return found
 
 
 def _items(session: Session) -> dict[str, int]:

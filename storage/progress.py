@@ -20,6 +20,7 @@ from storage.schema import (
     SnapshotState,
     SourceRow,
 )
+from storage.tiers import Tier
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ class JobStatus:
     finished_at: datetime | None
     not_before: datetime | None
     answer_by: datetime | None
+    tier: Tier
     sources: int
     sources_failed: int
     questions: int
@@ -97,6 +99,7 @@ def job_status(session: Session, tenant: str, job_id: str) -> JobStatus:
         finished_at=job.finished_at,
         not_before=job.not_before,
         answer_by=job.answer_by,
+        tier=Tier(job.tier),
         sources=source_count,
         sources_failed=failed_count,
         questions=questions or 0,

@@ -119,6 +119,16 @@ def finish_run(session: Session, run_id: int, owner: str, now: datetime, **value
     return done is not None
 
 
+def postpone_run(session: Session, run_id: int, owner: str, error: str, *, again_at: datetime) -> None:
+    """Says what was in the way, and lets whoever comes after `again_at` try again."""
+    session.execute(
+        update(ScheduleRunRow)
+        .where(ScheduleRunRow.run_id == run_id, ScheduleRunRow.owner == owner)
+        .values(error=error, lease_until=again_at)
+        .execution_options(synchronize_session=False)
+    )
+
+
 def give_back_run(session: Session, run_id: int, owner: str) -> None:
     """Lets the next one try at once."""
     session.execute(

@@ -26,7 +26,9 @@ from sqlalchemy import (
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.types import TypeDecorator
 
-SCHEMA_HEAD = "0008"
+from storage.tiers import Stage, Tier
+
+SCHEMA_HEAD = "0009"
 
 NAMES = {
     "ix": "ix_%(table_name)s_%(column_0_N_name)s",
@@ -113,6 +115,7 @@ class Base(DeclarativeBase):
 
 _UNFINISHED = text("finished_at IS NULL")
 _QUEUED = text("state = 'queued'")
+_TAKEN = text("owner IS NOT NULL")
 BigId = BigInteger().with_variant(Integer, "sqlite")  # SQLite numbers only INTEGER keys by itself
 
 
@@ -150,6 +153,7 @@ class JobRow(Base):
     not_before: Mapped[datetime | None]
     answer_by: Mapped[datetime | None]
     reuse_answers: Mapped[bool] = mapped_column(default=False, server_default=false())
+    tier: Mapped[Tier] = mapped_column(String(8), default=Tier.BATCH, server_default=Tier.BATCH.value)
     num_open: Mapped[int] = mapped_column(default=0, server_default="0")
     num_answered: Mapped[int] = mapped_column(default=0, server_default="0")
     num_failed: Mapped[int] = mapped_column(default=0, server_default="0")
@@ -243,7 +247,7 @@ class AnswerRow(Base):
     beside a `quote_prompt`: it named none. `carried_from` is the item that it was first the answer of, where it was
     taken over from an earlier job; it then cost nothing. What it cost follows the rules of docs/cost.md: `device_s` of
     the steps, its share `prefill_s` of the reading, and `load_s` and `load_bytes` of the load that it was the first
-    answer from.
+    answer from. `loaded_from` is where that load came from (memory, copies, store); null for the others.
     """
 
     __tablename__ = "answers"
@@ -271,6 +275,7 @@ class AnswerRow(Base):
     prefill_s: Mapped[float] = mapped_column(default=0.0, server_default="0")
     load_s: Mapped[float] = mapped_column(default=0.0, server_default="0")
     load_bytes: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
+    loaded_from: Mapped[str | None] = mapped_column(String(8))
 
 
 class SnapshotRow(Base):
@@ -334,6 +339,43 @@ class SnapshotChunkRow(Base):
     )
     position: Mapped[int] = mapped_column(primary_key=True)
     chunk_key: Mapped[str] = mapped_column(String(64), ForeignKey("chunks.chunk_key"), index=True)
+
+
+class UnitRow(Base):
+    """Work of one document that one worker does at a time: the queue in rows, from which workers choose. Items are the
+    truth: a unit that is lost is made again when upkeep finds them, and one that nothing waits for goes when it is met.
+
+    Taken while `owner` holds it until `lease_until`. `asks` grows with whatever asks for it anew.
+    """
+
+    __tablename__ = "units"
+
+    stage: Mapped[Stage] = mapped_column(String(8), primary_key=True)
+    tenant: Mapped[str] = mapped_column(primary_key=True)
+    document_id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    tier: Mapped[Tier] = mapped_column(String(8))
+    snapshot_id: Mapped[int | None] = mapped_column(BigId)
+    since: Mapped[datetime]
+    asks: Mapped[int] = mapped_column(default=1)
+    owner: Mapped[str | None]
+    lease_until: Mapped[datetime | None]
+    begun_at: Mapped[datetime | None]
+
+    __table_args__ = (
+        Index(None, "stage", "tier", "tenant", "since"),
+        Index("ix_units_taken", "owner", sqlite_where=_TAKEN, postgresql_where=_TAKEN),
+    )
+
+
+class ShareRow(Base):
+    """What a tenant was given lately: `served_s` seconds of devices at `served_at`, of which half is forgotten after
+    each half-life. Locked by whoever takes up work of the tenant."""
+
+    __tablename__ = "shares"
+
+    tenant: Mapped[str] = mapped_column(primary_key=True)
+    served_s: Mapped[float] = mapped_column(default=0.0)
+    served_at: Mapped[datetime]
 
 
 class ReadingRow(Base):
@@ -414,6 +456,7 @@ class ScheduleRow(Base):
     prefill_at: Mapped[str | None]
     time_zone: Mapped[str]
     answer_by_s: Mapped[float | None]
+    tier: Mapped[Tier] = mapped_column(String(8), default=Tier.BATCH, server_default=Tier.BATCH.value)
     created_at: Mapped[datetime]
     active_since: Mapped[datetime]
     paused_at: Mapped[datetime | None]

@@ -1,7 +1,8 @@
+import json
 import os
 import re
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, Self
 from urllib.parse import urlsplit
 
 from pydantic import (
@@ -14,12 +15,14 @@ from pydantic import (
 )
 from pydantic_settings import (
     BaseSettings,
+    NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
     TomlConfigSettingsSource,
 )
 
 from storage.errors import SettingsError
+from storage.limits import Limits, TenantLimit
 
 PREFIX = "PLATEMAKER_"
 
@@ -143,6 +146,26 @@ class StorageSettings(FloorSettings):
         "least recently used go first (MB). 0: no copies.",
     )
 
+    max_queued_items: int | None = Field(
+        default=None,
+        ge=0,
+        description="Items that may wait or run, of all tenants; a job beyond it is refused (count). "
+        "Default: no bound.",
+    )
+    tenant_limits: Annotated[dict[str, TenantLimit], NoDecode] = Field(
+        default_factory=dict,
+        description="What tenants may have at once, and their weights (JSON, or a table in the file): by tenant, * for "
+        "all others, `running`, `queued_items` and `weight`. Default: no limits, equal weights.",
+    )
+
+    @field_validator("tenant_limits", mode="before")
+    @classmethod
+    def _read_json(cls, value: Any) -> Any:
+        try:
+            return json.loads(value) if isinstance(value, str) else value
+        except ValueError:
+            raise ValueError('must be JSON like {"*": {"running": 4}}') from None
+
     @field_validator("data_dir")
     @classmethod
     def _absolute(cls, value: Path) -> Path:
@@ -174,6 +197,10 @@ class StorageSettings(FloorSettings):
         if (self.s3_access_key_id is None) != (self.s3_secret_access_key is None):
             raise ValueError(f"set both {PREFIX}S3_ACCESS_KEY_ID and {PREFIX}S3_SECRET_ACCESS_KEY, or neither")
         return self
+
+    @property
+    def limits(self) -> Limits:
+        return Limits(self.tenant_limits, self.max_queued_items)
 
     def resolved_database_url(self) -> str:
         """The URL for SQLAlchemy, driver named. May hold a password: never show it."""

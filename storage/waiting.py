@@ -1,15 +1,10 @@
-"""What waits for answers, and the snapshots it waits for."""
+"""What waits for an answer, and what of a question changes it."""
 
-from collections.abc import Collection
-from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, and_, exists, not_, or_, select
-from sqlalchemy.orm import Session
+from sqlalchemy import ColumnElement, and_, exists, not_, or_
 
-from storage.endings import is_over
-from storage.leases import is_leased
-from storage.schema import READING, SPEC_PARAM, ItemRow, ItemState, JobRow, ReadingRow, SnapshotRow, SnapshotState
+from storage.schema import READING, SPEC_PARAM, ItemRow, JobRow, ReadingRow
 
 
 def is_to_be_asked() -> ColumnElement[bool]:
@@ -26,34 +21,3 @@ def is_to_be_asked() -> ColumnElement[bool]:
 def asked_params(params: dict[str, Any]) -> dict[str, Any]:
     """Of a question's params those that change its answer."""
     return {name: value for name, value in params.items() if name != SPEC_PARAM}
-
-
-def next_waiting_snapshot(
-    session: Session, *, model: str, passed_over: Collection[int], now: datetime
-) -> SnapshotRow | None:
-    """The oldest ready snapshot that nobody reads while questions for the model wait for its document; not one of
-    `passed_over`."""
-    waiting = (
-        exists()
-        .where(
-            ItemRow.tenant == SnapshotRow.tenant,
-            ItemRow.document_id == SnapshotRow.document_id,
-            ItemRow.state == ItemState.QUEUED,
-            JobRow.job_id == ItemRow.job_id,
-            JobRow.model == model,
-            not_(is_over(now)),
-            is_to_be_asked(),
-        )
-        .correlate(SnapshotRow)
-    )
-    return session.scalar(
-        select(SnapshotRow)
-        .where(
-            SnapshotRow.state == SnapshotState.READY,
-            SnapshotRow.snapshot_id.not_in(passed_over),
-            ~is_leased(now),
-            waiting,
-        )
-        .order_by(SnapshotRow.snapshot_id)
-        .limit(1)
-    )

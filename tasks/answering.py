@@ -1,10 +1,10 @@
 """One run of the decode task: claims, requests and commits of all the documents that it answers side by side."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from sqlalchemy.orm import Session
@@ -19,7 +19,7 @@ from kernels.quote import QuoteIndex
 from kernels.sampling import TokenLogprobs
 from storage.database import utc_now
 from storage.documents import get_text
-from storage.errors import ObjectMissing
+from storage.errors import ObjectMissing, SnapshotMissing
 from storage.items import (
     NewAnswer,
     OpenItem,
@@ -30,14 +30,16 @@ from storage.items import (
     release_items,
 )
 from storage.schema import SnapshotRow
-from storage.snapshots import quarantine
-from storage.waiting import next_waiting_snapshot
+from storage.snapshots import get_snapshot, quarantine
+from storage.tiers import Tier
+from storage.units import Unit
 from tasks.errors import PromptChanged, WrongModel
 from tasks.loading import DAMAGED, LoadedPrefix, leased, loaded
 from tasks.metrics import note_answer, note_batch
 from tasks.progress import send_progress
 from tasks.quoting import Answered, Quoting
 from tasks.room import refuse_waiting
+from tasks.turns import Turns
 from tasks.workplace import Workplace
 
 logger = logging.getLogger(__name__)
@@ -46,14 +48,20 @@ FEW_QUESTIONS = 8  # with more at once, guessing ahead in the document does not 
 
 @dataclass
 class _Open:
-    """A snapshot that is answered from. Its leases and claims are held under `owner`."""
+    """A snapshot that is answered from. Its leases and claims are held under the owner of its unit."""
 
     row: SnapshotRow
-    owner: str
+    unit: Unit
     prefix: LoadedPrefix
     leave: ExitStack
     items: set[int] = field(default_factory=set)
+    claims: int = 0
     has_more: bool = True
+    used_s: float = 0.0
+
+    @property
+    def owner(self) -> str:
+        return self.unit.owner
 
 
 class _Words:
@@ -84,17 +92,25 @@ class _Words:
 
 
 class Answering:
-    """One run of the decode task, from its first snapshot to the last that it takes in."""
+    """One run, from its first unit to the last that it takes in; it holds them until they are answered or it is
+    closed."""
 
-    def __init__(self, place: Workplace, row: SnapshotRow) -> None:
+    def __init__(self, place: Workplace, turns: Turns, unit: Unit, row: SnapshotRow) -> None:
         self.place = place
         self.lost: list[SnapshotRow] = []
-        self._todo = [row]
-        self._seen: set[int] = set()
+        self.num_claimed = 0
+        self._turns = turns
+        self._unit = unit
+        self._held = {unit.owner: unit}
+        self._todo = [(unit, row)]
+        self._num_seen = 0
         self._open: list[_Open] = []
         self._decoder: Decoder
         self._quoting: Quoting
-        self._fitting_batch = place.engine.settings.max_batch
+        most = place.engine.settings.max_batch
+        self._max_batch = most if unit.tier == Tier.BATCH else min(most, place.settings.fast_batch)
+        self._fitting_batch = self._max_batch
+        self._is_full = False
 
     def answer(self) -> None:
         """Every answer is written as soon as it is there.
@@ -110,10 +126,9 @@ class Answering:
             return self._decoder
 
         while True:
-            batch = engine.settings.max_batch
             try:
                 self._quoting = Quoting(engine.prompter, self._requests())
-                for result in answer_all(new_decoder, self._quoting, self._is_cancelled, max_batch=batch):
+                for result in answer_all(new_decoder, self._quoting, self._is_cancelled, max_batch=self._max_batch):
                     self._take(result)
                 self.place.leave_if_draining()
                 return
@@ -121,8 +136,9 @@ class Answering:
                 if not self._set_aside_what_is_wrong():
                     raise
                 self.give_back()
-                self._todo = [each.row for each in self._open]
-                self.close()
+                self._todo = [(each.unit, each.row) for each in self._open]
+                for each in list(self._open):
+                    self._leave(each)
 
     def give_back(self) -> None:
         """All that is held goes back to the queue at once, not counted as an attempt."""
@@ -130,16 +146,19 @@ class Answering:
             for each in self._open:
                 release_items(session, each.owner)
 
-    def close(self) -> None:
+    def close(self, let_go: Callable[[Unit], None] | None = None) -> None:
+        """Lets go of everything; of units by `let_go`, or as ended."""
         for each in list(self._open):
-            self._close(each)
+            self._close(each, let_go)
+        for unit in list(self._held.values()):
+            self._let_go(unit, let_go or self._turns.put_back)
 
     def _requests(self) -> Iterator[DecodeRequest]:
         prompter = self.place.engine.prompter
-        for row in self._rows():
-            opened = self._enter(row)
+        for unit, row in self._rows():
+            opened = self._enter(unit, row)
             words = _Words(self.place, row)
-            while opened is not None and self.place.may_claim() and (items := self._claim(opened)):
+            while opened is not None and self._may_claim(opened) and (items := self._claim(opened)):
                 opened.items |= {item.item_id for item in items}
                 lookup = words.lookup if len(items) <= FEW_QUESTIONS else None
                 for number, item in enumerate(items):
@@ -160,47 +179,63 @@ class Answering:
                 opened.has_more = False
                 self._close_if_done(opened)
 
-    def _rows(self) -> Iterator[SnapshotRow]:
+    def _rows(self) -> Iterator[tuple[Unit, SnapshotRow]]:
         """Those to be answered, then others that wait, as long as they fit into the memory for snapshots."""
         while self._todo and self.place.may_claim():
-            row = self._todo.pop(0)
-            self._seen.add(row.snapshot_id)
-            yield row
+            self._num_seen += 1
+            yield self._todo.pop(0)
         place = self.place
-        while len(self._seen) < place.settings.documents_per_task and place.may_claim():
-            with place.database.reading() as session:
-                found = next_waiting_snapshot(session, model=place.engine.name, passed_over=self._seen, now=utc_now())
-            if found is None:
-                return
-            self._seen.add(found.snapshot_id)
+        while self._num_seen < place.settings.documents_per_task and not self._is_full and place.may_claim():
             held = sum(each.prefix.kv.size_bytes for each in self._open)
-            if held + place.engine.model.prefix_bytes(found.num_tokens or 0) > place.residents.budget_bytes:
+            room = place.residents.budget_bytes - held
+            unit = self._turns.take_beside(self._unit) if room > 0 else None
+            if unit is None:
                 return
-            with suppress(WrongModel):
-                place.engine.check_fingerprint(found.snapshot_id, found.fields)
-                yield found
+            self._num_seen += 1
+            self._held[unit.owner] = unit
+            try:
+                with place.database.reading() as session:
+                    row = get_snapshot(session, unit.snapshot_id or 0)
+                place.engine.check_fingerprint(row.snapshot_id, row.fields)
+            except (SnapshotMissing, WrongModel):
+                self._let_go(unit, self._turns.drop)
+                continue
+            if place.engine.model.prefix_bytes(row.num_tokens or 0) > room:
+                self._let_go(unit, self._turns.put_back)
+                return
+            yield unit, row
 
-    def _enter(self, row: SnapshotRow) -> _Open | None:
+    def _enter(self, unit: Unit, row: SnapshotRow) -> _Open | None:
         """None: it is out of use, and lost, or does not fit into memory."""
-        place, owner = self.place, self.place.new_owner()
+        place = self.place
         with ExitStack() as stack:
-            stack.enter_context(place.heartbeat.holding(owner))
-            if not stack.enter_context(leased(place, row.snapshot_id, owner)):
-                self.lost.append(row)
+            stack.enter_context(place.heartbeat.holding(unit.owner))
+            if not stack.enter_context(leased(place, row.snapshot_id, unit.owner)):
+                self._lose(unit, row)
                 return None
             try:
                 prefix = stack.enter_context(loaded(place, row))
             except DAMAGED as exc:
-                self._quarantine(row, exc)
+                self._quarantine(unit, row, exc)
                 return None
             except MemoryExceeded as exc:
-                if not self._open:  # else there may be room once the others are answered
+                if self._open:  # there may be room once the others are answered
+                    self._is_full = True
+                    self._let_go(unit, self._turns.put_back)
+                else:
                     refuse_waiting(place, row, exc)
+                    self._let_go(unit, self._turns.drop)
                 return None
             self._fitting_batch = min(self._fitting_batch, prefix.max_batch)
             self._decoder.max_batch = min(self._decoder.max_batch, self._fitting_batch)
-            self._open.append(_Open(row, owner, prefix, stack.pop_all()))
+            self._open.append(_Open(row, unit, prefix, stack.pop_all()))
         return self._open[-1]
+
+    def _may_claim(self, opened: _Open) -> bool:
+        """The first questions always; further ones only while no others are to be let in first."""
+        if not self.place.may_claim():
+            return False
+        return not opened.claims or not self._turns.gives_way(opened.unit, claims=opened.claims)
 
     def _claim(self, opened: _Open) -> list[OpenItem]:
         place, row = self.place, opened.row
@@ -212,12 +247,15 @@ class Answering:
                 document_id=row.document_id,
                 model=place.engine.name,
                 owner=opened.owner,
-                limit=place.engine.settings.max_batch,
+                limit=self._max_batch,
                 now=utc_now(),
                 lease_s=place.settings.lease_s,
+                only_fast=opened.unit.tier == Tier.FAST,
             )
 
         items = place.database.retrying(claim)
+        opened.claims += 1
+        self.num_claimed += len(items)
         if items:
             note_batch(len(items))
             send_progress(batch=len(items))
@@ -259,7 +297,7 @@ class Answering:
     def _commit(self, opened: _Open, answered: Answered) -> None:
         """Writes one finished answer; dropped in silence where the item has meanwhile passed to another worker."""
         owner, prefix, (result, quote_prompt, quote) = opened.owner, opened.prefix, answered
-        load = (0.0, 0) if prefix.is_charged else (prefix.load_s, prefix.load_bytes)
+        load = (0.0, 0, None) if prefix.is_charged else (prefix.load_s, prefix.load_bytes, prefix.loaded_from)
         logprobs = None if result.logprobs is None else _logprobs(self.place.engine.prompter, result.logprobs)
 
         def commit(session: Session) -> bool:
@@ -287,12 +325,14 @@ class Answering:
                     device_s=result.device_s,
                     load_s=load[0],
                     load_bytes=load[1],
+                    loaded_from=load[2],
                 )
                 return answer_item(session, result.key, owner=owner, answer=answer, now=now)
             return False
 
         if self.place.database.retrying(commit):
             prefix.is_charged = True
+        opened.used_s += result.device_s + load[0]
 
     def _fail(self, opened: _Open, item_id: int, error: str) -> None:
         """Ends an item that cannot be asked."""
@@ -307,34 +347,48 @@ class Answering:
         if not opened.has_more and not opened.items:
             self._close(opened)
 
-    def _close(self, opened: _Open) -> None:
+    def _close(self, opened: _Open, let_go: Callable[[Unit], None] | None = None) -> None:
+        self._leave(opened)
+        self._let_go(opened.unit, let_go or partial(self._turns.end, used_s=opened.used_s))
+
+    def _leave(self, opened: _Open) -> None:
+        """Its unit stays held."""
         self._open.remove(opened)
         opened.leave.close()
 
+    def _let_go(self, unit: Unit, how: Callable[[Unit], None]) -> None:
+        del self._held[unit.owner]
+        how(unit)
+
     def _set_aside_what_is_wrong(self) -> bool:
         """Takes every open snapshot that does not prove right out of use; its items go back. False: all are right."""
-        wrong = []
+        wrong: list[tuple[_Open, Exception]] = []
         for each in list(self._open):
             try:
                 each.prefix.prove()
-            except DAMAGED as exc:
-                wrong.append(each)
-                self._quarantine(each.row, exc)
-            except PromptChanged:
-                wrong.append(each)
-                self.lost.append(each.row)
+            except (*DAMAGED, PromptChanged) as exc:
+                wrong.append((each, exc))
         with self.place.database.writing() as session:
-            for each in wrong:
+            for each, _ in wrong:
                 release_items(session, each.owner)
-        for each in wrong:
-            self._close(each)
+        for each, reason in wrong:
+            self._leave(each)
+            if isinstance(reason, PromptChanged):
+                self._lose(each.unit, each.row)
+            else:
+                self._quarantine(each.unit, each.row, reason)
         return bool(wrong)
 
-    def _quarantine(self, row: SnapshotRow, exc: Exception) -> None:
+    def _quarantine(self, unit: Unit, row: SnapshotRow, exc: Exception) -> None:
         logger.warning("snapshot is damaged", extra={"snapshot_id": row.snapshot_id, "reason": type(exc).__name__})
         with self.place.database.writing() as session:
             quarantine(session, row.snapshot_id, str(exc))
+        self._lose(unit, row)
+
+    def _lose(self, unit: Unit, row: SnapshotRow) -> None:
+        """Its questions wait for another snapshot."""
         self.lost.append(row)
+        self._let_go(unit, self._turns.drop)
 
 
 def _logprobs(prompter: Prompter, tokens: tuple[TokenLogprobs, ...]) -> list[dict[str, Any]]:

@@ -12,7 +12,7 @@ from kombu import Exchange, Queue
 from kernels.errors import RankLost
 from storage.errors import OUTAGES, SnapshotMissing
 from tasks.messages import MessageRefused, check_arguments, note_refused
-from tasks.queues import ALL_QUEUES, DECODE_QUEUE, PREFILL_QUEUE
+from tasks.queues import ALL_QUEUES
 from tasks.settings import TaskSettings
 
 if TYPE_CHECKING:
@@ -61,13 +61,12 @@ class PlatemakerApp(Celery):  # type: ignore[misc] # celery is untyped
         return self.workplace
 
 
-app = PlatemakerApp("platemaker", include=["tasks.prefill", "tasks.decode", "tasks.ping"], task_cls=WorkTask)
+app = PlatemakerApp("platemaker", include=["tasks.hints", "tasks.ping"], task_cls=WorkTask)
 app.set_default()  # else a worker on a thread of its own runs the tasks as plain ones, of an app that Celery makes up
 app.conf.update(
     broker_connection_retry_on_startup=True,
     task_queues=[Queue(name, Exchange(name), routing_key=name) for name in ALL_QUEUES],
-    task_routes={"platemaker.prefill": {"queue": PREFILL_QUEUE}, "platemaker.decode": {"queue": DECODE_QUEUE}},
-    task_default_queue=PREFILL_QUEUE,
+    task_default_queue=ALL_QUEUES[-1],  # whoever sends names one
     task_create_missing_queues=False,
     # A message is acknowledged when it is taken: what a dead worker held is found again in the rows, so the
     # broker's own redelivery, which repeats tasks longer than its time-out, is not needed.

@@ -10,6 +10,7 @@ from storage.errors import StorageError
 from storage.items import cancelled_items, renew_items
 from storage.leases import renew_leases
 from storage.snapshots import renew_writing
+from storage.units import renew_units
 
 logger = logging.getLogger(__name__)
 CANCEL_POLL_S = 1.0
@@ -71,6 +72,7 @@ class Heartbeat:
                 renew_items(session, owner, now=now, lease_s=self._lease_s)
                 renew_writing(session, owner, now=now, lease_s=self._lease_s)
                 renew_leases(session, owner, now=now, lease_s=self._lease_s)
+                renew_units(session, owner, now=now, lease_s=self._lease_s)
                 cancelled[owner] = cancelled_items(session, owner, now)
         with self._lock:
             for owner in self._owners.keys() & cancelled.keys():

@@ -20,7 +20,7 @@ from storage.manifest import ChunkEntry, Manifest
 from storage.schema import SnapshotRow
 from storage.snapshots import get_manifest, note_used
 from tasks.errors import PromptChanged
-from tasks.metrics import MEMORY_HITS, MEMORY_QUERIES, note_load
+from tasks.metrics import note_load, note_source
 from tasks.progress import send_progress
 from tasks.residents import ResidentKey
 from tasks.room import fitting_batch
@@ -39,6 +39,7 @@ class LoadedPrefix:
     kv: PrefixKV
     manifest: Manifest | None
     max_batch: int  # questions that fit behind it at once
+    loaded_from: str  # memory, copies or store
     ids: list[int] | None = None  # where they are no document's
     load_s: float = 0.0
     load_bytes: int = 0
@@ -98,11 +99,10 @@ def loaded(place: Workplace, row: SnapshotRow, ids: list[int] | None = None) -> 
         MemoryExceeded: it does not fit, not even with one question.
     """
     kept = place.residents.get(resident_key(row))
-    MEMORY_QUERIES.inc()
     if kept is not None:
-        MEMORY_HITS.inc()
+        note_source("memory")
         send_progress(document_id=row.document_id, tokens=row.num_tokens, snapshot="in memory")
-        yield LoadedPrefix(place, row, kept, None, place.engine.settings.max_batch, ids)
+        yield LoadedPrefix(place, row, kept, None, place.engine.settings.max_batch, "memory", ids)
         return
     send_progress(document_id=row.document_id, tokens=row.num_tokens, snapshot="loaded")
     manifest = get_manifest(place.store, row)
@@ -117,7 +117,9 @@ def loaded(place: Workplace, row: SnapshotRow, ids: list[int] | None = None) -> 
         load_state(place, kv, states[-1])
     receiver = _receiver(kv, manifest.chunks, manifest.codec)
     kv.length = manifest.num_tokens
-    prefix = LoadedPrefix(place, row, kv, manifest, max_batch, ids)
+    source = "copies" if all(place.store.has_copy(entry.object_key) for entry in manifest.chunks) else "store"
+    note_source(source)
+    prefix = LoadedPrefix(place, row, kv, manifest, max_batch, source, ids)
 
     def load() -> None:
         began = time.perf_counter()

@@ -23,10 +23,12 @@ SNAPSHOT_MISSES = Counter(
     ["reason"],
     registry=REGISTRY,
 )
-MEMORY_QUERIES = Counter(
-    "platemaker_memory_queries", "Times that a snapshot was looked for in the process's memory.", registry=REGISTRY
+SNAPSHOT_SOURCES = Counter(
+    "platemaker_snapshot_sources",
+    "Snapshots that were answered from, by where they came from: this process's memory, local copies, the store.",
+    ["source"],
+    registry=REGISTRY,
 )
-MEMORY_HITS = Counter("platemaker_memory_hits", "Times that it was there.", registry=REGISTRY)
 PREFILL_SECONDS = Histogram(
     "platemaker_prefill_seconds",
     "Time to read one document, storing included.",
@@ -112,6 +114,10 @@ def note_chunk(codec: str, size_bytes: int, seconds: float) -> None:
 def note_load(codec: str, size_bytes: int, seconds: float) -> None:
     LOAD_BYTES.labels(codec).inc(size_bytes)
     LOAD_SECONDS.labels(codec).observe(seconds)
+
+
+def note_source(source: str) -> None:
+    SNAPSHOT_SOURCES.labels(source).inc()
 
 
 def note_transfer(tier: str, operation: str, size_bytes: int, seconds: float) -> None:

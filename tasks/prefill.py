@@ -1,8 +1,11 @@
-"""The prefill task: makes one document's snapshot, once, however many jobs ask for it."""
+"""Makes one document's snapshot, once, however many jobs ask for it."""
 
 import logging
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
 from itertools import pairwise
+
+from sqlalchemy.orm import Session
 
 from kernels.codecs import CODECS
 from kernels.errors import ContextExceeded, KernelError
@@ -27,7 +30,8 @@ from storage.snapshots import (
     publish,
     put_manifest,
 )
-from tasks.app import app
+from storage.tiers import Stage
+from storage.units import add_units, asked_tier
 from tasks.chain import ChunkChain
 from tasks.errors import Unwanted
 from tasks.metrics import FALLBACKS, RETRIES, note_prefill, note_snapshot
@@ -37,16 +41,6 @@ from tasks.workplace import Workplace
 
 logger = logging.getLogger(__name__)
 EXACT = "none"  # what replaces a codec that loses too much
-
-
-@app.task(name="platemaker.prefill")  # type: ignore[untyped-decorator] # celery is untyped
-def prefill_document(tenant: str, document_id: str) -> None:
-    """Makes sure the document's snapshot is ready for the items that wait for it, then calls decode. Idempotent."""
-    place = app.require_workplace()
-    place.leave_if_draining()
-    snapshot_id = prepare_snapshot(place, tenant, document_id)
-    if snapshot_id is not None:
-        app.send_task("platemaker.decode", args=[snapshot_id])
 
 
 def prepare_snapshot(place: Workplace, tenant: str, document_id: str) -> int | None:
@@ -73,8 +67,7 @@ def snapshot_of(
             row = find_or_create(session, fingerprint, num_tokens=len(ids), now=now)
             if row.state == SnapshotState.READY:
                 note_snapshot(miss=None)
-                note_readings(session, row, model=engine.name, computed_tokens=0, prefill_s=0.0, now=now)
-                end_readings(session, **of_document, now=now)
+                _note_ready(session, row, engine.name, now)
                 send_progress(document_id=document_id, tokens=len(ids), snapshot="hit")
                 return row.snapshot_id
             miss = _why(row)
@@ -225,19 +218,24 @@ def _publish(
             now=now,
         )
         if published:
-            note_readings(
-                session,
-                row,
-                model=place.engine.name,
-                computed_tokens=done.computed_tokens,
-                prefill_s=done.prefill_s,
-                now=now,
-            )
-            end_readings(session, tenant=row.tenant, document_id=row.document_id, model=place.engine.name, now=now)
+            _note_ready(session, row, place.engine.name, now, done)
     if not published:
         return None
     note_prefill(prefill_s=done.prefill_s, computed_tokens=done.computed_tokens, num_tokens=done.kv.length)
     return row.snapshot_id
+
+
+def _note_ready(session: Session, row: SnapshotRow, model: str, now: datetime, done: Prefilled | None = None) -> None:
+    """For the jobs that wait: the snapshot is ready, computed just now or (None) found. What is asked of it can be
+    answered."""
+    computed_tokens, prefill_s = (0, 0.0) if done is None else (done.computed_tokens, done.prefill_s)
+    note_readings(session, row, model=model, computed_tokens=computed_tokens, prefill_s=prefill_s, now=now)
+    of_document = {"tenant": row.tenant, "document_id": row.document_id, "model": model}
+    end_readings(session, **of_document, now=now)
+    tier = asked_tier(session, **of_document, now=now)
+    if tier is not None:
+        documents = [row.document_id]
+        add_units(session, Stage.ANSWER, row.tenant, documents, tier=tier, now=now, snapshot_id=row.snapshot_id)
 
 
 def _why(row: SnapshotRow) -> str:

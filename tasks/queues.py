@@ -1,10 +1,23 @@
-"""The queues, and what each pool listens to."""
+"""The queues, and what each worker listens to: the first of its queues that is not empty."""
 
+from dataclasses import dataclass
 from enum import StrEnum
 
-PREFILL_QUEUE = "prefill.batch"
-DECODE_QUEUE = "decode.batch"
-ALL_QUEUES = (PREFILL_QUEUE, DECODE_QUEUE)
+from storage.tiers import Stage, Tier
+
+
+def queue_of(stage: Stage, tier: Tier) -> str:
+    return f"{'prefill' if stage == Stage.READ else 'decode'}.{tier}"
+
+
+# Fast before batch. An answer that is near comes first where it is urgent; else documents, so that batches are large.
+ORDER = (
+    (Stage.ANSWER, Tier.FAST),
+    (Stage.READ, Tier.FAST),
+    (Stage.READ, Tier.BATCH),
+    (Stage.ANSWER, Tier.BATCH),
+)
+ALL_QUEUES = tuple(queue_of(stage, tier) for stage, tier in ORDER)
 
 
 class Pool(StrEnum):
@@ -15,5 +28,33 @@ class Pool(StrEnum):
     ALL = "all"
 
     @property
+    def stages(self) -> tuple[Stage, ...]:
+        return {Pool.PREFILL: (Stage.READ,), Pool.DECODE: (Stage.ANSWER,), Pool.ALL: (Stage.READ, Stage.ANSWER)}[self]
+
+
+class Tiers(StrEnum):
+    """Of which tiers."""
+
+    FAST = "fast"
+    BATCH = "batch"
+    ALL = "all"
+
+    @property
+    def taken(self) -> tuple[Tier, ...]:
+        return tuple(Tier) if self == Tiers.ALL else (Tier(self.value),)
+
+
+@dataclass(frozen=True)
+class Duty:
+    """What a worker was started for."""
+
+    pool: Pool = Pool.ALL
+    tiers: Tiers = Tiers.ALL
+
+    @property
     def queues(self) -> tuple[str, ...]:
-        return {Pool.PREFILL: (PREFILL_QUEUE,), Pool.DECODE: (DECODE_QUEUE,), Pool.ALL: ALL_QUEUES}[self]
+        taken = ((stage, tier) for stage, tier in ORDER if stage in self.pool.stages and tier in self.tiers.taken)
+        return tuple(queue_of(stage, tier) for stage, tier in taken)
+
+
+EVERYTHING = Duty()

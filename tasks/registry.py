@@ -10,7 +10,6 @@ from storage.database import utc_now
 from storage.errors import StorageError
 from storage.workers import WorkerInfo, other_engine, register, unregister
 from tasks.errors import OtherModelServed
-from tasks.queues import Pool
 
 if TYPE_CHECKING:
     from tasks.workplace import Workplace  # brings torch, which an exporter need not have
@@ -22,12 +21,12 @@ LONGEST_PAUSE_S = 10.0
 class Registration:
     """A thread that says, three times a lease, that this worker is alive."""
 
-    def __init__(self, place: "Workplace", pool: Pool) -> None:
+    def __init__(self, place: "Workplace") -> None:
         self._place = place
         self._info = WorkerInfo(
             worker=place.worker_name,
-            pool=pool.value,
-            queues=pool.queues,
+            pool=place.duty.pool.value,
+            queues=place.duty.queues,
             version=version("platemaker"),
             model=place.engine.name,
             engine_sha256=place.engine.sha256,

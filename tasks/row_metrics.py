@@ -61,6 +61,7 @@ def _row_metrics(rows: Overview) -> Iterator[Metric]:
     yield _gauges(
         "platemaker_oldest_waiting_seconds", "Age of the oldest job that waits for this.", "waits_for", oldest
     )
+    yield from _unit_metrics(rows)
     yield _gauges("platemaker_snapshots", "Snapshots by state.", "state", rows.snapshots)
     yield _gauges("platemaker_snapshot_bytes", "Bytes of snapshots by state.", "state", rows.snapshot_bytes)
     yield _gauges("platemaker_leases", "What workers hold now: items, snapshots they write or read.", "of", rows.leases)
@@ -75,6 +76,19 @@ def _row_metrics(rows: Overview) -> Iterator[Metric]:
     tokens.add_metric(["computed"], rows.computed_tokens)
     tokens.add_metric(["reused"], rows.reused_tokens)
     yield tokens
+
+
+def _unit_metrics(rows: Overview) -> Iterator[Metric]:
+    labels = ["stage", "tier"]
+    waiting = GaugeMetricFamily("platemaker_waiting_documents", "Documents that wait for a worker.", labels=labels)
+    oldest = GaugeMetricFamily(
+        "platemaker_waiting_document_seconds", "How long the oldest of those has waited.", labels=labels
+    )
+    for kind, (count, oldest_s) in rows.units.items():
+        waiting.add_metric(kind, count)
+        oldest.add_metric(kind, oldest_s)
+    yield waiting
+    yield oldest
 
 
 def _gauges(name: str, text: str, label: str, values: Mapping[str, int] | Mapping[str, float]) -> Metric:

@@ -16,6 +16,7 @@ class TaskSettings(FloorSettings):
         ge=1,
         description="How many documents one decode task may answer, one after another or side by side (count).",
     )
+    fast_batch: int = Field(8, ge=1, description="Most questions of fast jobs that are answered at once (count).")
     lease_s: float = Field(
         30.0, gt=0, description="How long a silent worker keeps its work before another may take it (seconds)."
     )

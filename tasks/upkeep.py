@@ -12,14 +12,17 @@ from kombu.exceptions import OperationalError
 
 from storage.database import Database, utc_now
 from storage.errors import StorageError
-from storage.items import recover_items, take_unkicked
+from storage.items import recover_items
+from storage.kicks import take_unkicked
 from storage.retention import expire
 from storage.snapshots import ready_manifests
 from storage.sweep import prune_copies, sweep
+from storage.units import recover_units
 from tasks.app import PlatemakerApp
 from tasks.errors import BrokerUnavailable
 from tasks.metrics import PUT_BACK
 from tasks.queue_depth import queue_depths
+from tasks.sending import send_hint
 from tasks.settings import TaskSettings
 
 if TYPE_CHECKING:
@@ -32,9 +35,16 @@ PRUNE_PAUSE_S = 60.0  # how long copies on this host may outlive a `forget` on a
 PATIENCE_WHILE_BUSY = 20  # leases a document waits before it is sent again although messages are still queued
 
 
-def kick_waiting(app: PlatemakerApp, database: Database, settings: TaskSettings, *, limit: int = KICKS_AT_ONCE) -> int:
-    """Sends a prefill message for each document with queued items for which none was sent lately, up to `limit`;
-    returns how many.
+def kick_waiting(
+    app: PlatemakerApp,
+    database: Database,
+    settings: TaskSettings,
+    *,
+    limit: int = KICKS_AT_ONCE,
+    first: str | None = None,
+) -> int:
+    """Sends a prefill message for each document with queued items for which none was sent lately, up to `limit`, those
+    of the job `first` before others; returns how many.
 
     Raises:
         BrokerUnavailable: nothing could be sent; the rows stay and the next upkeep tries again.
@@ -43,12 +53,14 @@ def kick_waiting(app: PlatemakerApp, database: Database, settings: TaskSettings,
     now = utc_now()
     try:
         with database.writing() as session:
-            documents = take_unkicked(session, now=now, kicked_before=now - timedelta(seconds=patience), limit=limit)
-            for document in documents:
-                app.send_task("platemaker.prefill", args=[document.tenant, document.document_id])
+            units = take_unkicked(
+                session, now=now, kicked_before=now - timedelta(seconds=patience), limit=limit, first=first
+            )
+            for unit in units:
+                send_hint(app, unit)
     except OperationalError as exc:
         raise BrokerUnavailable from exc
-    return len(documents)
+    return len(units)
 
 
 def queued_messages(app: PlatemakerApp) -> int:
@@ -86,10 +98,20 @@ class Upkeep:
         if recovered:
             PUT_BACK.inc(recovered)
             logger.warning("items put back", extra={"count": recovered})
+        self._recover_units()
         self._drop_residents()
         self._prune_copies()
         kick_waiting(self._app, self._database, self._settings)
         self._end_lifetimes()
+
+    def _recover_units(self) -> None:
+        """What a dead worker held goes to another at once."""
+        try:
+            with self._database.writing() as session:
+                for unit in recover_units(session, now=utc_now()):
+                    send_hint(self._app, unit)
+        except OperationalError as exc:
+            raise BrokerUnavailable from exc
 
     def _drop_residents(self) -> None:
         """Lets go of the KV in memory of snapshots that are out of use: expired, erased or written anew."""

@@ -7,20 +7,19 @@ from typing import Any
 
 from celery.signals import worker_shutting_down
 
-import tasks.decode
-import tasks.ping
-import tasks.prefill  # noqa: F401 # the tasks register themselves
+import tasks.hints
+import tasks.ping  # noqa: F401 # the tasks register themselves
 from tasks.app import PlatemakerApp
 from tasks.device_metrics import DeviceCollector
 from tasks.health import Health, HttpServer
 from tasks.metrics import REGISTRY
-from tasks.queues import ALL_QUEUES, Pool
+from tasks.queues import ALL_QUEUES
 from tasks.registry import Registration
 from tasks.upkeep import Upkeep
 from tasks.workplace import Workplace
 
 
-def serve(app: PlatemakerApp, place: Workplace, pool: Pool, *, log_level: str) -> None:
+def serve(app: PlatemakerApp, place: Workplace, *, log_level: str) -> None:
     """Works until it is told to stop. One task at a time: a process holds one model.
 
     A thread pool of one leaves the main thread free to answer pings; forking would break a loaded model. The first
@@ -35,7 +34,7 @@ def serve(app: PlatemakerApp, place: Workplace, pool: Pool, *, log_level: str) -
         place.drain()
 
     with _watched(place):
-        registration = Registration(place, pool)
+        registration = Registration(place)
         registration.start()
         worker_shutting_down.connect(drain)
         upkeep = Upkeep(app, place)
@@ -46,9 +45,9 @@ def serve(app: PlatemakerApp, place: Workplace, pool: Pool, *, log_level: str) -
                     "worker",
                     "--pool=threads",
                     "--concurrency=1",
-                    f"--queues={','.join(pool.queues)}",
+                    f"--queues={','.join(place.duty.queues)}",
                     f"--loglevel={log_level}",
-                    f"--hostname={pool.value}-{place.worker_name.rpartition(':')[2]}@%h",
+                    f"--hostname={place.duty.pool}-{place.worker_name.rpartition(':')[2]}@%h",
                     "--without-mingle",
                     "--without-gossip",
                 ]

@@ -11,12 +11,14 @@ from dataclasses import dataclass, field
 from kernels.settings import KernelSettings
 from storage.database import Database
 from storage.errors import StorageError
+from storage.limits import NO_LIMITS, Limits
 from storage.objects import ObjectStore, open_store
 from storage.retention import Lifetimes
 from storage.settings import StorageSettings
 from tasks.engine import Engine
 from tasks.heartbeat import Heartbeat
 from tasks.metrics import OUTAGES, note_transfer
+from tasks.queues import EVERYTHING, Duty
 from tasks.residents import ResidentKey, Residents
 from tasks.settings import TaskSettings
 
@@ -38,6 +40,8 @@ class Workplace:
     settings: TaskSettings
     lifetimes: Lifetimes
     stopping: threading.Event = field(default_factory=threading.Event)
+    limits: Limits = NO_LIMITS
+    duty: Duty = EVERYTHING
     draining: threading.Event = field(default_factory=threading.Event)
     heartbeat: Heartbeat = field(init=False)
     residents: Residents = field(init=False)
@@ -50,7 +54,9 @@ class Workplace:
         self.heartbeat = Heartbeat(self.database, lease_s=self.settings.lease_s)
 
     @classmethod
-    def open(cls, storage: StorageSettings, kernel: KernelSettings, task: TaskSettings) -> "Workplace":
+    def open(
+        cls, storage: StorageSettings, kernel: KernelSettings, task: TaskSettings, duty: Duty = EVERYTHING
+    ) -> "Workplace":
         stopping = threading.Event()
         return cls(
             Database(storage, stopping=stopping),
@@ -59,6 +65,8 @@ class Workplace:
             task,
             Lifetimes.of(storage),
             stopping,
+            storage.limits,
+            duty,
         )
 
     @property

@@ -11,6 +11,7 @@ from rich.console import Console
 from pipeline.commands.opening import kick, opened
 from pipeline.commands.options import JobId, Json
 from pipeline.exits import exit_code
+from storage.tiers import Tier
 
 if TYPE_CHECKING:
     from storage.progress import JobStatus
@@ -116,7 +117,7 @@ def retry(
     with opened() as (database, _store, settings):
         with database.writing() as session:
             retry_job(session, settings.tenant, job_id, expired=expired, answer_by=by, now=now)
-        kick(database)
+        kick(database, first=job_id)
         with database.reading() as session:
             found = job_status(session, settings.tenant, job_id)
     typer.echo(json.dumps(status_record(found)) if json_output else status_line(found))
@@ -133,7 +134,8 @@ def status_line(job: "JobStatus") -> str:
     done = f"{job.done:,} of {job.total:,} done ({counts or 'no items'})"
     begins = f", begins {job.not_before:%Y-%m-%d %H:%M} UTC" if job.not_before and not job.finished_at else ""
     ends = f", until {job.answer_by:%Y-%m-%d %H:%M} UTC" if job.answer_by and not job.finished_at else ""
-    return f"{job.job_id}{title} {state}{begins}{ends}: {done}{bad}"
+    tier = ", fast" if job.tier == Tier.FAST else ""
+    return f"{job.job_id}{title} {state}{tier}{begins}{ends}: {done}{bad}"
 
 
 def status_record(job: "JobStatus") -> dict[str, object]:
@@ -146,6 +148,7 @@ def status_record(job: "JobStatus") -> dict[str, object]:
         "cancelled_at": job.cancelled_at.isoformat() if job.cancelled_at else None,
         "not_before": job.not_before.isoformat() if job.not_before else None,
         "answer_by": job.answer_by.isoformat() if job.answer_by else None,
+        "tier": job.tier.value,
         "sources": job.sources,
         "sources_failed": job.sources_failed,
         "questions": job.questions,

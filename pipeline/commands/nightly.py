@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pipeline.commands.opening import kick, opened
-from pipeline.commands.options import Json, QuestionOptions, ReadingOptions, taking, variables
+from pipeline.commands.options import Json, QuestionOptions, ReadingOptions, TierOption, taking, variables
 from pipeline.exits import Exit
+from storage.tiers import Tier
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -51,6 +52,7 @@ def add(
     prefill_at: Annotated[
         str | None, typer.Option(metavar="CRON", help="Read new documents then already, before the questions come.")
     ] = None,
+    tier: TierOption = Tier.BATCH,
     json_output: Json = False,
 ) -> None:
     """Have a job submitted again and again; only new or changed documents and questions are worked on."""
@@ -80,6 +82,7 @@ def add(
         "prefill_at": prefill_at,
         "time_zone": zone,
         "answer_by_s": None if answer_by is None else parse_duration(answer_by),
+        "tier": tier,
     }
     with _opened_nightly() as runs:
         with runs.database.writing() as session:
@@ -217,6 +220,7 @@ def _tell(rows: "list[ScheduleRow]", now: "datetime", *, json_output: bool) -> N
                 "time_zone": row.time_zone,
                 "answer_by_s": row.answer_by_s,
                 "model": row.model,
+                "tier": row.tier,
                 "paused": row.paused_at is not None,
                 "next": due.due_at.isoformat() if due else None,
             }

@@ -34,8 +34,9 @@ def opened() -> "Iterator[tuple[Database, ObjectStore, PipelineSettings]]":
         database.close()
 
 
-def kick(database: "Database") -> None:
-    """Sends what waits to the workers now, where there is a broker; without it they find the rows by themselves."""
+def kick(database: "Database", *, first: str | None = None) -> None:
+    """Sends what waits to the workers now, the documents of the job `first` before others, where there is a broker;
+    without it they find the rows by themselves."""
     from tasks.app import configure
     from tasks.errors import BrokerUnavailable
     from tasks.settings import TaskSettings
@@ -45,7 +46,7 @@ def kick(database: "Database") -> None:
     if task.broker_url is None:
         return
     try:
-        kick_waiting(configure(task), database, task, limit=FIRST_KICKS)
+        kick_waiting(configure(task), database, task, limit=FIRST_KICKS, first=first)
     except BrokerUnavailable as exc:
         Console(stderr=True).print(f"{exc} The job is safe: workers will find it.", style="yellow", highlight=False)
 

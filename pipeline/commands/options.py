@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from pipeline.documents import Normalise, ReadOptions, Tracked
+from storage.tiers import Tier
 
 if TYPE_CHECKING:
     from kernels.params import GenerationParams
@@ -25,6 +26,7 @@ Files = Annotated[
         show_default=False,
     ),
 ]
+TierOption = Annotated[Tier, typer.Option("--tier", help="fast: taken first, in small batches; batch: in large ones.")]
 SET_HELP = "Value of a playbook's variable: --set party='the Supplier'. Repeatable."
 
 

@@ -8,8 +8,9 @@ from rich.console import Console
 
 from pipeline.commands.estimate import tell_estimate
 from pipeline.commands.opening import kick, opened
-from pipeline.commands.options import Files, JobOptions, Json, QuestionOptions, ReadingOptions, taking
+from pipeline.commands.options import Files, JobOptions, Json, QuestionOptions, ReadingOptions, TierOption, taking
 from pipeline.exits import Exit
+from storage.tiers import Tier
 
 if TYPE_CHECKING:
     from kernels.settings import KernelSettings
@@ -23,6 +24,7 @@ def submit(
     job: JobOptions,
     *,
     files: Files,
+    tier: TierOption = Tier.BATCH,
     json_output: Json = False,
 ) -> None:
     """Hand a job to the workers and print its id."""
@@ -46,6 +48,7 @@ def submit(
         title=job.title,
         client_key=job.key,
         times=times,
+        tier=tier,
     )
 
 
@@ -57,11 +60,21 @@ def hand_over(kernel: "KernelSettings", files: list[str], *, json_output: bool, 
     from storage.settings import StorageSettings
 
     refuse_unsupported_model(kernel)
-    sources = named_sources(files, PipelineSettings(), StorageSettings())
+    storage = StorageSettings()
+    sources = named_sources(files, PipelineSettings(), storage)
     screen = Console(stderr=True)
     with opened() as (database, store, settings), counting(screen, "Reading files", len(sources)) as tick:
-        made = submit(database, store, settings=settings, model=kernel.model_name, files=sources, on_read=tick, **job)
-        kick(database)
+        made = submit(
+            database,
+            store,
+            settings=settings,
+            model=kernel.model_name,
+            files=sources,
+            limits=storage.limits,
+            on_read=tick,
+            **job,
+        )
+        kick(database, first=made.job_id)
     _tell(made, json_output=json_output)
 
 

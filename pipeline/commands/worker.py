@@ -5,11 +5,12 @@ from typing import Annotated
 import typer
 
 from pipeline.commands.opening import device_settings
-from tasks.queues import Pool
+from tasks.queues import Duty, Pool, Tiers
 
 
 def worker(
     pool: Annotated[Pool, typer.Argument(help="Which work it takes.", show_default=False)],
+    tier: Annotated[Tiers, typer.Option(help="Of which tiers; with all, fast work is taken first.")] = Tiers.ALL,
     log_level: Annotated[str, typer.Option(help="DEBUG, INFO, WARNING or ERROR.")] = "INFO",
 ) -> None:
     """Start a worker of a pool; Ctrl-C or SIGTERM stops it softly, a second one at once."""
@@ -33,10 +34,10 @@ def worker(
 
     check_no_other_kernels()
     storage = StorageSettings()
-    place = Workplace.open(storage, kernel, task)
+    place = Workplace.open(storage, kernel, task, Duty(pool, tier))
     place.database.check_schema()
     check_store(place.store)
     _ = place.engine.model  # a worker whose model is wrong does not start
     nightly = Nightly(place.database, place.store, PipelineSettings(), storage)
     with beating(nightly, every_s=task.upkeep_s):
-        serve(configure(task), place, pool, log_level=log_level)
+        serve(configure(task), place, log_level=log_level)

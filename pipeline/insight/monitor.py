@@ -55,6 +55,10 @@ class View:
     def hit_rate(self) -> float | None:
         return self.pulse.found_ready / self.pulse.looked_up if self.pulse.looked_up else None
 
+    @property
+    def memory_rate(self) -> float | None:
+        return self.pulse.memory_loads / self.pulse.loads if self.pulse.loads else None
+
     def left_s(self, job: JobStatus) -> float | None:
         """How long the job takes if answers go on coming as in the last minute, older jobs first; None: none came."""
         if not self.pulse.answers:
@@ -76,6 +80,7 @@ class View:
                 for job in self.jobs
             ],
             "hit_rate": self.hit_rate,
+            "memory_rate": self.memory_rate,
             "read_tokens_per_s": self.read_tokens_per_s,
             "written_tokens_per_s": self.written_tokens_per_s,
             "answers_per_minute": self.pulse.answers,
@@ -136,10 +141,10 @@ def screen(view: View, width: int, height: int) -> RenderableType:
 
 
 def _head(view: View, width: int) -> Text:
-    hits = "–" if view.hit_rate is None else f"{view.hit_rate:.0%}"
+    hits, memory = ("–" if rate is None else f"{rate:.0%}" for rate in (view.hit_rate, view.memory_rate))
     text = Text("Platemaker", style="bold")
     text.append(f"  {view.at:%H:%M:%S} UTC", style="dim")
-    last = " in the last minute" if width >= WIDE else ""
+    last = f"   in memory {memory}   in the last minute" if width >= WIDE else ""
     text.append(
         f"   read {view.read_tokens_per_s:,.0f} tok/s   written {view.written_tokens_per_s:,.1f} tok/s   "
         f"hits {hits}{last}",

@@ -13,6 +13,7 @@ from storage.charge_by import ChargeBy
 from storage.charges import usage
 from storage.database import Database
 from storage.measures import Measures, measures
+from storage.pulse import IN_MEMORY
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,12 @@ class Stats:
     @property
     def hit_rate(self) -> float | None:
         return self.found.found_ready / self.found.looked_up if self.found.looked_up else None
+
+    @property
+    def memory_rate(self) -> float | None:
+        """Of the times that a snapshot was answered from, how often the worker had it in memory."""
+        loads = self.found.loads
+        return loads.get(IN_MEMORY, 0) / sum(loads.values()) if loads else None
 
     @property
     def tokens_saved(self) -> int:
@@ -47,6 +54,8 @@ class Stats:
             "hit_rate": self.hit_rate,
             "looked_up": found.looked_up,
             "found_ready": found.found_ready,
+            "memory_rate": self.memory_rate,
+            "snapshots_from": found.loads,
             "tokens_computed": found.computed_tokens,
             "tokens_saved": self.tokens_saved,
             "output_tokens": found.output_tokens,
@@ -84,6 +93,7 @@ def print_stats(console: Console, stats: Stats) -> None:
     answers = found.split_answers + found.one_piece_answers + found.carried_answers
     lines = [
         ("Hit rate", f"{hits}: {found.found_ready:,} of {found.looked_up:,} documents had a snapshot ready"),
+        ("Loads", _loads(stats)),
         (
             "Tokens",
             f"{found.computed_tokens:,} computed, {stats.tokens_saved:,} saved, {found.output_tokens:,} written",
@@ -100,6 +110,12 @@ def print_stats(console: Console, stats: Stats) -> None:
     console.print()
     for name, text in lines:
         console.print(f"{name:10}{text}", highlight=False, soft_wrap=True)
+
+
+def _loads(stats: Stats) -> str:
+    rate = "–" if stats.memory_rate is None else f"{stats.memory_rate:.0%}"
+    memory, copies, store = (stats.found.loads.get(source, 0) for source in (IN_MEMORY, "copies", "store"))
+    return f"{rate} in memory: {memory:,} snapshots there, {copies:,} from local copies, {store:,} from the store"
 
 
 def _seconds(value: float) -> str:

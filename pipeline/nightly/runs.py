@@ -21,16 +21,18 @@ from pipeline.settings import PipelineSettings
 from pipeline.submit import submit
 from pipeline.words import duration
 from storage.database import Database, utc_now
-from storage.errors import KeyTaken, ObjectStoreError
+from storage.errors import KeyTaken, ObjectStoreError, QueueFull
 from storage.jobs import JobTimes
 from storage.objects import ObjectStore
 from storage.rates import measured_rates, ready_documents
-from storage.schedules import claim_run, finish_run, give_back_run, list_schedules, new_work
+from storage.schedules import claim_run, finish_run, give_back_run, list_schedules, new_work, postpone_run
 from storage.schema import JobRow, ScheduleRow
 from storage.settings import StorageSettings
+from storage.tiers import Tier
 
 logger = logging.getLogger(__name__)
 LEASE_S = 900.0  # reading a night's files takes its time; a second submission would find the first by its key
+AGAIN_S = 300.0  # a run that was refused tries again so much later
 ANSWERS, PREFILL, MANUAL = "answers", "prefill", "manual"
 
 
@@ -79,7 +81,11 @@ class Nightly:
         return done
 
     def run_now(self, schedule: ScheduleRow, now: datetime) -> Ran:
-        """Submits the schedule besides its times."""
+        """Submits the schedule besides its times.
+
+        Raises:
+            QueueFull: too much is queued already.
+        """
         occurrence = Occurrence(now.isoformat(timespec="seconds").removesuffix("+00:00"), now)
         ran = self.run(schedule, MANUAL, occurrence, now)
         assert ran is not None, "an occurrence of this second was there already"
@@ -103,6 +109,13 @@ class Nightly:
             return None
         try:
             ran = self._submit(schedule, kind, due, now)
+        except QueueFull as exc:
+            logger.warning("schedule %s: %s", schedule.name, exc)
+            with self.database.writing() as session:
+                postpone_run(session, run_id, owner, str(exc), again_at=utc_now() + timedelta(seconds=AGAIN_S))
+            if kind == MANUAL:
+                raise
+            return Ran(schedule.name, due.name, kind, None, error=str(exc))
         except PipelineError as exc:
             ran = Ran(schedule.name, due.name, kind, None, error=str(exc))
         except BaseException:
@@ -137,6 +150,8 @@ class Nightly:
                 title=f"{schedule.name} {due.name}",
                 client_key=key,
                 times=JobTimes(answer_by=answer_by),
+                tier=Tier(schedule.tier),
+                limits=self.storage.limits,
                 reuse_answers=True,
                 only_prefill=kind == PREFILL,
             )

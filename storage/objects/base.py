@@ -55,6 +55,9 @@ class ObjectStore(Protocol):
         Raises: ObjectMissing.
         """
 
+    def has_copy(self, key: str) -> bool:
+        """Whether the object would be read from a nearer copy now."""
+
     def drop_copy(self, key: str) -> bool:
         """Let go of a nearer copy of the object. True: there was one, so reading again may give other bytes."""
 

@@ -60,6 +60,9 @@ class FolderStore:
             finally:
                 os.close(descriptor)
 
+    def has_copy(self, key: str) -> bool:
+        return False
+
     def drop_copy(self, key: str) -> bool:
         return False
 

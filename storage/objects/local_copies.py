@@ -90,6 +90,12 @@ class LocalCopies:
         self._copy(key, partial, start, first_bytes(views, max(0, size_bytes - start)), size_bytes)
         return size_bytes
 
+    def has_copy(self, key: str) -> bool:
+        own = self._own()
+        with self._best_effort():
+            return _is_copied(key) and key not in own.distrusted and own.folder.has_copy(_name(key))
+        return False
+
     def drop_copy(self, key: str) -> bool:
         if not _is_copied(key):
             return self.inner.drop_copy(key)

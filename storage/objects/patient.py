@@ -22,6 +22,9 @@ class PatientStore:
     def read_into(self, key: str, start: int, into: Sequence[memoryview]) -> int:
         return self._patience.call(lambda: self._store.read_into(key, start, into))
 
+    def has_copy(self, key: str) -> bool:
+        return self._store.has_copy(key)
+
     def drop_copy(self, key: str) -> bool:
         return self._store.drop_copy(key)
 

@@ -119,6 +119,9 @@ class S3Store:
                     return first.object_bytes
         raise StoreUnavailable(f"Object {key} was replaced again and again while it was read.")
 
+    def has_copy(self, key: str) -> bool:
+        return False
+
     def drop_copy(self, key: str) -> bool:
         return False
 

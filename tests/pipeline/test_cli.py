@@ -251,6 +251,44 @@ def test_one_key_is_one_job_and_other_content_under_it_is_refused(valkey_server:
     assert_one_sentence(other)
 
 
+def test_a_job_says_its_tier(valkey_server: Valkey, platemaker: Run) -> None:
+    assert platemaker("db", "upgrade").returncode == Exit.OK
+    ask = ("submit", "contract.txt", "-q", "When?")
+    fast = platemaker(*ask, "--tier", "fast", broker_url=valkey_server.url).stdout.strip()
+    batch = platemaker(*ask, broker_url=valkey_server.url).stdout.strip()
+
+    tiers = [json.loads(platemaker("status", job_id, "--json").stdout)["tier"] for job_id in (fast, batch)]
+    assert tiers == ["fast", "batch"]
+    assert [line.split(":")[0] for line in platemaker("jobs").stdout.splitlines()] == [
+        f"{batch} waiting",
+        f"{fast} waiting, fast",
+    ]
+
+
+def test_a_job_beyond_the_bound_is_refused_with_its_own_exit_code(valkey_server: Valkey, platemaker: Run) -> None:
+    assert platemaker("db", "upgrade").returncode == Exit.OK
+    settings = {"broker_url": valkey_server.url, "tenant_limits": '{"*": {"queued_items": 1}}'}
+    ask = ("submit", "contract.txt", "-q", "When?", "-q", "Who?")
+
+    refused = platemaker(*ask, **settings)
+
+    assert refused.returncode == Exit.QUEUE_FULL
+    assert refused.stdout == "" and "Traceback" not in refused.stderr
+    assert "0 items of tenant default are not answered yet, and 2 more would go beyond the bound of 1" in refused.stderr
+    assert platemaker("jobs").stdout == ""
+    assert platemaker(*ask[:4], **settings).returncode == Exit.OK
+    assert platemaker(*ask[:4], **settings).returncode == Exit.QUEUE_FULL
+
+
+@pytest.mark.parametrize("limits", ["three", '{"*": {"runing": 3}}', '{"acme": {"weight": 0}}'])
+def test_limits_that_are_wrong_stop_the_start(limits: str, upgraded: Run) -> None:
+    ran = upgraded("jobs", tenant_limits=limits)
+
+    assert ran.returncode == Exit.USAGE
+    assert_one_sentence(ran)
+    assert "PLATEMAKER_TENANT_LIMITS" in ran.stderr
+
+
 def test_a_schedule_that_is_wrong_or_not_there_is_told(upgraded: Run) -> None:
     times = ("--at", "0 1 * * *", "--time-zone", "Asia/Shanghai")
     wrong = upgraded("nightly", "add", "n", "--from", ".", "--questions", "q.txt", "--at", "0 1 * * *")

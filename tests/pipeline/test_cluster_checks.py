@@ -17,8 +17,10 @@ from storage.schema import WorkerRow
 from storage.settings import StorageSettings
 from storage.workers import WorkerInfo, register
 from tasks.app import app, configure
-from tasks.queues import ALL_QUEUES, DECODE_QUEUE
+from tasks.queues import ALL_QUEUES
 from tasks.settings import TaskSettings
+
+DECODE_QUEUE = "decode.batch"
 
 SILENT = WorkerInfo(
     worker="host:1",

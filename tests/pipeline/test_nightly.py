@@ -1,7 +1,7 @@
 """Schedules from files to jobs, on SQLite and a folder store."""
 
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from pipeline.nightly.sources import is_visible, sources_of
 from pipeline.settings import PipelineSettings
 from storage.database import Database
 from storage.documents import get_text
+from storage.errors import QueueFull
 from storage.items import NewAnswer, answer_item, claim_items
 from storage.job_report import job_report
 from storage.objects import FolderStore
@@ -26,6 +27,7 @@ from storage.schedules import add_schedule, list_schedules, pause_schedule, resu
 from storage.schema import SnapshotState
 from storage.settings import StorageSettings
 from storage.snapshots import find_or_create, note_readings
+from storage.tiers import Tier
 from tests.storage.made_rows import fingerprint
 
 BERLIN, SHANGHAI = "Europe/Berlin", "Asia/Shanghai"
@@ -214,6 +216,48 @@ def test_a_run_that_is_cut_off_is_done_by_the_next_and_submits_one_job(
     (ran,) = nightly.tick(DUE)
     with nightly.database.reading() as session:
         assert job_status(session, "default", str(ran.job_id)).total == 2
+
+
+def test_a_night_for_which_there_is_no_room_is_refused_and_tried_again(nightly: Nightly) -> None:
+    full = replace(nightly, storage=nightly.storage.model_copy(update={"max_queued_items": 1}))
+
+    (refused,) = full.tick(DUE)
+
+    assert refused.job_id is None and refused.error is not None
+    assert "would go beyond the bound of 1" in refused.error
+    assert nightly.tick(DUE) == []  # not at once
+    with nightly.database.writing() as session:
+        (row,) = schedule_runs(session, list_schedules(session, "default")[0].schedule_id, 9)
+        assert (row.error, row.finished_at, row.job_id) == (refused.error, None, None)
+        row.lease_until = DUE
+    (ran,) = nightly.tick(DUE + timedelta(minutes=6))
+    assert ran.job_id is not None and ran.error is None
+    with nightly.database.reading() as session:
+        (row,) = schedule_runs(session, list_schedules(session, "default")[0].schedule_id, 9)
+    assert (row.error, row.job_id) == (None, ran.job_id)
+
+
+def test_a_run_by_hand_for_which_there_is_no_room_is_refused(nightly: Nightly) -> None:
+    full = replace(nightly, storage=nightly.storage.model_copy(update={"max_queued_items": 1}))
+    with nightly.database.reading() as session:
+        (schedule,) = list_schedules(session, "default")
+
+    with pytest.raises(QueueFull):
+        full.run_now(schedule, DUE)
+
+    with nightly.database.reading() as session:
+        (row,) = schedule_runs(session, schedule.schedule_id, 9)
+    assert row.error is not None and row.job_id is None
+
+
+def test_a_night_has_the_tier_of_its_schedule(nightly: Nightly) -> None:
+    with nightly.database.writing() as session:
+        list_schedules(session, "default")[0].tier = Tier.FAST
+
+    (ran,) = nightly.tick(DUE)
+
+    with nightly.database.reading() as session:
+        assert job_status(session, "default", str(ran.job_id)).tier == Tier.FAST
 
 
 def test_a_question_file_that_became_wrong_is_the_run_s_error(nightly: Nightly, tmp_path: Path) -> None:

@@ -70,6 +70,7 @@ def claim(
     model: str = "tiny",
     now: datetime = NOW,
     lease_s: float = 60,
+    only_fast: bool = False,
 ) -> list[OpenItem]:
     with database.writing() as session:
         return claim_items(
@@ -81,6 +82,7 @@ def claim(
             limit=limit,
             now=now,
             lease_s=lease_s,
+            only_fast=only_fast,
         )
 
 

@@ -93,7 +93,7 @@ def test_tenants_jobs_and_documents_add_up_to_the_same(database: Database) -> No
 def test_the_numbers_of_a_time_leave_out_what_was_before(database: Database) -> None:
     submit(database, questions=3)
     read(database)
-    answer_all(database, "worker-1", load_s=0.0)
+    answer_all(database, "worker-1", load_s=0.0, loaded_from="memory")
 
     with database.reading() as session:
         every = measures(session, tenant="acme", since=None)
@@ -106,3 +106,4 @@ def test_the_numbers_of_a_time_leave_out_what_was_before(database: Database) -> 
     assert (after.first_token_s, after.looked_up) == ([], 0)
     assert asked == [(1000, 1, 3)]
     assert (now.answers, now.read_tokens, now.to_read) == (3, 1000, 0)
+    assert every.loads == {"memory": now.loads} and now.memory_loads == now.loads > 0

@@ -24,6 +24,7 @@ ARGUMENTS = {
     "JobMissing": (("0123456789ab",), {}),
     "KeyTaken": (("night-7", "0123456789ab"), {}),
     "RetryRefused": (("0123456789ab",), {}),
+    "QueueFull": ((9, 2, 10, "acme"), {}),
     "ScheduleMissing": (("nightly",), {}),
     "ScheduleTaken": (("nightly",), {}),
     "DocumentUnknown": (("d" * 64,), {}),

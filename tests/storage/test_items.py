@@ -10,7 +10,6 @@ from sqlalchemy.orm import Session
 from storage.database import Database
 from storage.endings import cancel_job
 from storage.items import (
-    WaitingDocument,
     answer_item,
     cancel_item,
     cancelled_items,
@@ -21,11 +20,13 @@ from storage.items import (
     recover_items,
     release_items,
     renew_items,
-    take_unkicked,
 )
 from storage.job_report import job_report
+from storage.kicks import take_unkicked
 from storage.progress import job_status
 from storage.schema import AnswerRow, ItemRow, ItemState
+from storage.tiers import Stage, Tier
+from storage.units import WaitingUnit
 from tests.storage.made_rows import DOC, NOW, OTHER_DOC, answer, claim, later, question, race, source, submit
 
 OPEN = (ItemState.QUEUED, ItemState.RUNNING)
@@ -54,6 +55,17 @@ def recover(database: Database, seconds: float, max_attempts: int = 3) -> int:
 def finish(database: Database, item_id: int, owner: str = "worker-1", text: str = "Yes.") -> bool:
     with database.writing() as session:
         return answer_item(session, item_id, owner=owner, answer=answer(text), now=later(1))
+
+
+def test_items_of_fast_jobs_are_claimed_first_and_alone_where_that_is_wanted(database: Database) -> None:
+    submit(database, questions=2)
+    fast = submit(database, questions=3, tier=Tier.FAST)
+
+    first = claim(database, limit=2, only_fast=True)
+    then = claim(database, "worker-2", limit=2)
+
+    assert [item.job_id == fast for item in (*first, *then)] == [True, True, True, False]
+    assert claim(database, "worker-3", only_fast=True) == []
 
 
 def test_workers_that_claim_at_the_same_time_never_get_the_same_item(database: Database) -> None:
@@ -374,10 +386,14 @@ def test_a_document_that_cannot_be_read_ends_what_waits_for_it(database: Databas
         assert job_status(session, "acme", job_id).finished_at is None
 
 
-def take(database: Database, seconds: float = 0, *, patience_s: float = 100, limit: int = 100) -> list[WaitingDocument]:
+def take(database: Database, seconds: float = 0, *, patience_s: float = 100, limit: int = 100) -> list[WaitingUnit]:
     with database.writing() as session:
         found = take_unkicked(session, now=later(seconds), kicked_before=later(seconds - patience_s), limit=limit)
     return list(found)
+
+
+def to_read(tenant: str, document_id: str, tier: Tier = Tier.BATCH) -> WaitingUnit:
+    return WaitingUnit(Stage.READ, tier, tenant, document_id, None)
 
 
 def test_each_document_is_kicked_once_until_patience_ends(database: Database) -> None:
@@ -388,9 +404,9 @@ def test_each_document_is_kicked_once_until_patience_ends(database: Database) ->
     first = take(database, 0)
 
     assert first == [
-        WaitingDocument("acme", DOC),
-        WaitingDocument("acme", OTHER_DOC),
-        WaitingDocument("other", DOC),
+        to_read("acme", DOC),
+        to_read("acme", OTHER_DOC),
+        to_read("other", DOC),
     ]
     assert take(database, 0) == []
     assert take(database, 100) == []
@@ -416,17 +432,30 @@ def test_only_documents_that_wait_are_kicked(database: Database) -> None:
     assert take(database) == []
 
 
+def test_fast_documents_and_those_of_the_job_just_submitted_are_kicked_before_all_others(database: Database) -> None:
+    for number in range(3):
+        submit(database, sources=[source(f"{number:064x}")], questions=1)
+    submit(database, sources=[source("f" * 64)], questions=1, tier=Tier.FAST)
+    own = submit(database, sources=[source("e" * 64)], questions=1)
+
+    with database.writing() as session:
+        found = take_unkicked(session, now=NOW, kicked_before=NOW, limit=3, first=own)
+
+    expected = [to_read("acme", "e" * 64), to_read("acme", "f" * 64, Tier.FAST), to_read("acme", f"{0:064x}")]
+    assert found == expected
+
+
 def test_a_new_job_or_a_lost_worker_kicks_a_document_again_at_once(database: Database) -> None:
     submit(database, questions=1)
-    assert take(database, 0) == [WaitingDocument("acme", DOC)]
+    assert take(database, 0) == [to_read("acme", DOC)]
 
     submit(database, questions=1)
-    assert take(database, 1) == [WaitingDocument("acme", DOC)]
+    assert take(database, 1) == [to_read("acme", DOC)]
     assert {item.kicked_at for item in items(database)} == {later(1)}
 
     claim(database, limit=1, lease_s=10)
     recover(database, 11)
-    assert take(database, 12) == [WaitingDocument("acme", DOC)]
+    assert take(database, 12) == [to_read("acme", DOC)]
 
 
 def test_workers_that_sweep_at_the_same_time_kick_each_document_once(database: Database) -> None:

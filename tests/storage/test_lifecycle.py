@@ -21,13 +21,14 @@ from storage.items import (
     queued_items,
     recover_items,
     release_items,
-    take_unkicked,
 )
 from storage.jobs import JobTimes
+from storage.kicks import take_unkicked
 from storage.progress import JobStatus, job_status
-from storage.schema import AnswerRow, ItemRow, ItemState, JobRow, LineageRow, SnapshotRow, SnapshotState
+from storage.schema import AnswerRow, ItemRow, ItemState, JobRow, LineageRow, SnapshotState
 from storage.snapshots import find_or_create, note_readings
-from storage.waiting import next_waiting_snapshot
+from storage.tiers import Tier
+from storage.units import asked_tier
 from tests.storage.made_rows import (
     DOC,
     NOW,
@@ -239,9 +240,9 @@ def test_what_may_have_been_answered_before_is_not_asked_until_prefill_has_looke
         row = find_or_create(session, fingerprint(weights="w1"), num_tokens=8, now=NOW)
         row.state = SnapshotState.READY
 
-    def look() -> SnapshotRow | None:
+    def look() -> Tier | None:
         with database.reading() as session:
-            return next_waiting_snapshot(session, model="tiny", passed_over=[], now=later(9))
+            return asked_tier(session, **OF_DOC, now=later(9))
 
     assert claim(database) == [] and look() is None
     carry(database, "w1")

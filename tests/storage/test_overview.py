@@ -5,6 +5,8 @@ from storage.items import claim_items
 from storage.overview import overview
 from storage.schema import SnapshotRow, SnapshotState
 from storage.snapshots import find_or_create
+from storage.tiers import Stage, Tier
+from storage.units import take_this_unit
 from tests.storage.made_rows import DOC, NOW, OTHER_DOC, fingerprint, later, source, submit
 
 
@@ -46,3 +48,18 @@ def test_what_a_worker_holds_is_a_lease(database: Database) -> None:
         found = overview(session, now=NOW, workers_seen_after=NOW)
 
     assert (found.items["running"], found.items["queued"], found.leases["items"]) == (2, 1, 2)
+
+
+def test_documents_that_wait_for_a_worker_are_counted_by_stage_and_tier(database: Database) -> None:
+    submit(database, sources=[source(DOC), source(OTHER_DOC)], now=later(-50))
+    submit(database, tenant="other", tier=Tier.FAST, now=later(-20))
+    with database.writing() as session:
+        taken = take_this_unit(session, Stage.READ, "acme", DOC, owner="w", now=NOW, lease_s=30)
+
+    with database.reading() as session:
+        found = overview(session, now=NOW, workers_seen_after=NOW)
+
+    assert taken is not None
+    assert found.units[Stage.READ, Tier.BATCH] == (1, 50.0)
+    assert found.units[Stage.READ, Tier.FAST] == (1, 20.0)
+    assert found.units[Stage.ANSWER, Tier.BATCH] == (0, 0.0)

@@ -131,3 +131,22 @@ def test_settings_do_not_change(tmp_path: Path) -> None:
 
 def test_every_setting_is_described() -> None:
     assert all(field.description for field in StorageSettings.model_fields.values())
+
+
+def test_limits_of_tenants_come_from_json_or_a_table(config_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config_file.write_text('[tenant_limits."*"]\nrunning = 4\n[tenant_limits.acme]\nweight = 2\n')
+    limits = StorageSettings().limits
+    assert (limits.of("other").running, limits.of("acme").running, limits.of("acme").weight) == (4, None, 2.0)
+
+    monkeypatch.setenv("PLATEMAKER_TENANT_LIMITS", '{"acme": {"queued_items": 7}}')
+    monkeypatch.setenv("PLATEMAKER_MAX_QUEUED_ITEMS", "100")
+    limits = StorageSettings().limits
+    assert (limits.of("acme").queued_items, limits.of("other").queued_items, limits.queued_items) == (7, None, 100)
+
+
+@pytest.mark.parametrize("wrong", ["[]", "three", '{"acme": 3}', '{"acme": {"running": 0}}', '{"acme": {"rate": 1}}'])
+def test_limits_that_cannot_be_meant_name_the_variable(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PLATEMAKER_TENANT_LIMITS", wrong)
+
+    with pytest.raises(ValidationError, match="PLATEMAKER_TENANT_LIMITS"):
+        StorageSettings()

@@ -48,7 +48,9 @@ def submit_texts(tmp_path: Path) -> Callable[..., Submission]:
     """Submits texts as files with a number of questions, and options of the job or of generation."""
 
     def submitter(place: Workplace, *texts: str, questions: int = 3, **options: Any) -> Submission:
-        job = {name: options.pop(name) for name in ("reuse_answers", "only_prefill") if name in options}
+        of_job = ("reuse_answers", "only_prefill", "tier")
+        job = {name: options.pop(name) for name in of_job if name in options}
+        settings = PipelineSettings(tenant=options.pop("tenant", "default"))
         files = []
         for number, text in enumerate(texts):
             path = tmp_path / f"contract-{number}.txt"
@@ -57,7 +59,7 @@ def submit_texts(tmp_path: Path) -> Callable[..., Submission]:
         return submit(
             place.database,
             place.store,
-            settings=PipelineSettings(),
+            settings=settings,
             model=place.engine.name,
             files=files,
             questions=[Question(f"q{n}", f"Question {n}", f"What does article {n} say?") for n in range(questions)],

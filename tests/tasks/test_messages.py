@@ -20,9 +20,10 @@ from storage.database import utc_now
 from storage.workers import add_ping, answered_pings
 from tasks.app import app, configure
 from tasks.messages import MessageRefused, check_arguments
-from tasks.queues import DECODE_QUEUE
 from tasks.settings import TaskSettings
 from tasks.workplace import Workplace
+
+DECODE_QUEUE = "decode.batch"
 
 TOLD = "SECRET-TEXT-OF-A-CONTRACT"
 WAIT_S = 60

@@ -37,7 +37,9 @@ class Growth:
 
 def test_queries_are_hits_and_misses_and_tokens_computed_are_the_prefix(place: Workplace, submit_texts: Submit) -> None:
     grown = Growth()
-    counted = ("snapshot_queries_total", "snapshot_hits_total", "memory_queries_total", "memory_hits_total")
+    counted = ("snapshot_queries_total", "snapshot_hits_total")
+    for source in ("store", "memory", "copies"):
+        grown("snapshot_sources_total", source=source)
     bytes_of = {"tier": "folder", "operation": "put"}
     for name in counted:
         grown(name)
@@ -54,7 +56,7 @@ def test_queries_are_hits_and_misses_and_tokens_computed_are_the_prefix(place: W
     snapshot_id = prepare_snapshot(place, "default", document_id)
     assert prepare_snapshot(place, "default", document_id) == snapshot_id
 
-    assert [grown(name) for name in counted[:2]] == [2, 1]
+    assert [grown(name) for name in counted] == [2, 1]
     assert grown("snapshot_misses_total", reason="new") == 1
     with place.database.reading() as session:
         from storage.snapshots import get_snapshot
@@ -67,7 +69,7 @@ def test_queries_are_hits_and_misses_and_tokens_computed_are_the_prefix(place: W
     with loaded(place, row) as prefix:
         prefix.prove()
     assert grown("snapshot_loaded_bytes_total", codec="none") == row.size_bytes
-    assert [grown(name) for name in counted[2:]] == [1, 0]
+    assert [grown("snapshot_sources_total", source=source) for source in ("store", "memory", "copies")] == [1, 0, 0]
 
 
 def test_an_answer_without_tokens_has_no_time_to_first_token() -> None:

@@ -8,7 +8,7 @@ from kernels.settings import KernelSettings
 from storage.schema import WorkerRow
 from tasks.engine import Engine
 from tasks.errors import OtherModelServed
-from tasks.queues import Pool
+from tasks.queues import Duty, Pool
 from tasks.registry import Registration
 from tasks.workplace import Workplace
 
@@ -17,7 +17,8 @@ class Started:
     """A registration that is ended with the block."""
 
     def __init__(self, place: Workplace, pool: Pool) -> None:
-        self.inner = Registration(place, pool)
+        place.duty = Duty(pool)
+        self.inner = Registration(place)
 
     def start(self) -> None:
         self.inner.start()
