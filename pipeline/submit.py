@@ -18,6 +18,7 @@ from storage.objects import ObjectStore, open_bucket
 from storage.queue_bound import refuse_if_full
 from storage.settings import StorageSettings
 from storage.tiers import Tier
+from storage.ways import Mode
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,7 @@ def submit(
     limits: Limits = NO_LIMITS,
     reuse_answers: bool = False,
     only_prefill: bool = False,
+    mode: Mode | None = None,
     on_read: Callable[[int], None] = lambda _index: None,
 ) -> Submission:
     """Reads the files (each in a child process), stores their texts and writes the job.
@@ -117,6 +119,7 @@ def submit(
             limits=limits,
             reuse_answers=reuse_answers,
             only_prefill=only_prefill,
+            mode=mode,
         )
     return Submission(
         job_id=job_id,

@@ -9,9 +9,11 @@ from storage.catalog import document_snapshots, last_prefill_rate
 from storage.database import Database
 from storage.documents import get_text
 from storage.fingerprint import chunk_keys, state_key
+from storage.noted_ways import answers_by_choice, noted_choice
 from storage.objects import ObjectStore
 from storage.schema import SnapshotRow, SnapshotState
 from storage.snapshots import known_chunks, stored_chunks
+from storage.ways import DocumentKey
 from tasks.engine import Engine
 
 
@@ -24,7 +26,8 @@ class Difference:
 
 @dataclass(frozen=True)
 class Why:
-    """`snapshot_id` is the snapshot that is hit, or the nearest one. Costs are those of a new prefill now."""
+    """`snapshot_id` is the snapshot that is hit, or the nearest one. Costs are those of a new prefill now. `sent` is
+    the way that the document's questions were last sent, `answers` counts those it has by theirs."""
 
     document_id: str
     fingerprint: str
@@ -37,6 +40,8 @@ class Why:
     reused_tokens: int
     new_tokens: int
     prefill_s: float | None
+    sent: str | None
+    answers: dict[str, int]
 
 
 def why(database: Database, store: ObjectStore, engine: Engine, tenant: str, meant: Meant) -> Why:
@@ -51,6 +56,8 @@ def why(database: Database, store: ObjectStore, engine: Engine, tenant: str, mea
         chunks = known_chunks(session, keys)
         states = stored_chunks(session, [state_key(key) for key in keys])
         rate = last_prefill_rate(session, fingerprint.weights)
+        sent = noted_choice(session, DocumentKey(tenant, meant.document_id))
+        answers = answers_by_choice(session, DocumentKey(tenant, meant.document_id))
     nearest, differences = _nearest(rows, fingerprint.fields())
     hit = nearest is not None and not differences and nearest.state == SnapshotState.READY
     reused = (
@@ -74,6 +81,8 @@ def why(database: Database, store: ObjectStore, engine: Engine, tenant: str, mea
         reused_tokens=reused,
         new_tokens=len(ids) - reused,
         prefill_s=None if rate is None else (len(ids) - reused) / rate,
+        sent=None if sent is None else str(sent),
+        answers={str(choice): count for choice, count in answers.items()},
     )
 
 

@@ -133,6 +133,7 @@ def _stored(
         .outerjoin(gone, gone.c.snapshot_id == SnapshotRow.snapshot_id)
         .where(
             ReadingRow.computed_tokens > 0,
+            ReadingRow.way == "computed",  # what was read in one piece was not stored
             *_wanted(SnapshotRow.tenant, ReadingRow.job_id, None, tenant, job_id, None),
         )
     )

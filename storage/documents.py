@@ -1,14 +1,16 @@
 """Documents: the normalised text as an object, its row in the database."""
 
+from collections.abc import Collection
 from datetime import datetime
 
-from sqlalchemy import select
+from sqlalchemy import select, tuple_
 from sqlalchemy.orm import Session
 
 from storage.errors import DocumentUnknown
 from storage.inserting import insert_new
 from storage.objects import ObjectStore
 from storage.schema import DocumentRow
+from storage.ways import DocumentKey
 
 
 def text_key(tenant: str, document_id: str) -> str:
@@ -38,6 +40,12 @@ def add_documents(session: Session, tenant: str, num_chars: dict[str, int], now:
         for document_id, count in sorted(num_chars.items())
     ]
     insert_new(session, DocumentRow, rows)
+
+
+def known_documents(session: Session, keys: Collection[DocumentKey]) -> set[DocumentKey]:
+    """Those of the documents that have a row."""
+    columns = (DocumentRow.tenant, DocumentRow.document_id)
+    return {DocumentKey(*row) for row in session.execute(select(*columns).where(tuple_(*columns).in_(list(keys))))}
 
 
 def require_document(session: Session, tenant: str, document_id: str) -> DocumentRow:

@@ -15,6 +15,7 @@ from storage.endings import Move, end_overdue, end_without_answer, is_over, note
 from storage.schema import READING, AnswerRow, ItemRow, ItemState, JobRow, QuestionRow, ReadingRow
 from storage.tiers import Tier
 from storage.waiting import asked_params, is_to_be_asked
+from storage.ways import Way, Why
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,8 @@ class NewAnswer:
     load_s: float = 0.0
     load_bytes: int = 0
     loaded_from: str | None = None
+    way: str = Way.SPLIT
+    why: str = Why.MODE
 
 
 def queued_items(session: Session, *, tenant: str, document_id: str, model: str) -> list[OpenItem]:

@@ -41,6 +41,8 @@ class ReportRow:
     quote: str | None = None
     quote_start: int | None = None
     quote_stop: int | None = None
+    way: str | None = None
+    why: str | None = None
 
 
 @dataclass(frozen=True)
@@ -128,6 +130,8 @@ def _source_report(
             answer.quote_start,
             answer.quote_stop,
             answer.carried_from,
+            answer.way,
+            answer.why,
         )
         .outerjoin(answer, answer.item_id == ItemRow.item_id)
         .where(ItemRow.job_id == job_id, ItemRow.document_id == source.document_id)
@@ -161,4 +165,6 @@ def _source_report(
             quote=item.quote if item else None,
             quote_start=item.quote_start if item else None,
             quote_stop=item.quote_stop if item else None,
+            way=item.way if item else None,
+            why=item.why if item else None,
         )

@@ -18,6 +18,7 @@ from storage.queue_bound import require_room
 from storage.schema import READING, SPEC_PARAM, ItemRow, ItemState, JobRow, QuestionRow, SourceRow
 from storage.tiers import Stage, Tier
 from storage.units import add_units
+from storage.ways import Mode
 
 ROWS_PER_INSERT = 2000
 ID_LETTERS = "0123456789abcdefghjkmnpqrstvwxyz"  # Crockford's base 32: nothing that reads like something else
@@ -75,11 +76,13 @@ def create_job(
     limits: Limits = NO_LIMITS,
     reuse_answers: bool = False,
     only_prefill: bool = False,
+    mode: Mode | None = None,
 ) -> str:
     """Writes job, sources, questions, items and units, and returns the job's id. The caller commits; nothing of the job
     exists before that. Under a key that was used for the same content, the job of then is returned.
 
-    With `only_prefill`, each document is read and kept as a snapshot, for the questions to come.
+    With `only_prefill`, each document is read and kept as a snapshot, for the questions to come. `mode` None: as the
+    workers' settings say.
 
     Raises:
         KeyTaken: the key was used for other content.
@@ -118,6 +121,7 @@ def create_job(
         "answer_by": times.answer_by,
         "reuse_answers": reuse_answers,
         "tier": tier,
+        "mode": mode,
         "num_open": num_open,
         "num_failed": len(items) - num_open,
     }

@@ -7,8 +7,23 @@ from sqlalchemy import case, func, select
 from sqlalchemy.orm import Session
 
 from storage.schema import AnswerRow, ItemRow, JobRow, ReadingRow
+from storage.ways import Way, Why
 
 MOST = 200_000  # the newest; percentiles of more would say the same
+
+
+@dataclass(frozen=True)
+class OfWay:
+    """Answers that came one way: how many for each reason, and the seconds of the newest, reading included where who
+    answered had to read."""
+
+    whys: dict[Why, int]
+    first_token_s: list[float]
+    total_s: list[float]
+
+    @property
+    def answers(self) -> int:
+        return sum(self.whys.values())
 
 
 @dataclass(frozen=True)
@@ -22,8 +37,7 @@ class Measures:
     looked_up: int
     found_ready: int
     computed_tokens: int
-    split_answers: int
-    one_piece_answers: int
+    ways: dict[Way, OfWay]
     carried_answers: int
     cached_tokens: int
     output_tokens: int
@@ -47,11 +61,8 @@ def measures(session: Session, *, tenant: str | None, since: datetime | None) ->
         ).select_from(readings)
     ).one()
     given = answers.c.carried_from.is_(None)
-    is_split = given & answers.c.snapshot_id.is_not(None)
-    split, one_piece, carried, cached, written = session.execute(
+    carried, cached, written = session.execute(
         select(
-            func.coalesce(func.sum(case((is_split, 1), else_=0)), 0),
-            func.coalesce(func.sum(case((given & answers.c.snapshot_id.is_(None), 1), else_=0)), 0),
             func.coalesce(func.sum(case((given, 0), else_=1)), 0),
             func.coalesce(func.sum(case((given, answers.c.cached_tokens), else_=0)), 0),
             func.coalesce(func.sum(case((given, answers.c.output_tokens), else_=0)), 0),
@@ -68,6 +79,17 @@ def measures(session: Session, *, tenant: str | None, since: datetime | None) ->
         query = select(answers.c[column]).where(condition).order_by(answers.c.item_id.desc()).limit(MOST)  # type: ignore[arg-type] # a column's comparison
         return list(session.scalars(query))
 
+    reasons = session.execute(
+        select(answers.c.way, answers.c.why, func.count()).where(given).group_by(answers.c.way, answers.c.why)
+    ).all()
+    ways = {
+        way: OfWay(
+            whys={Why(why): count for of, why, count in reasons if of == way},
+            first_token_s=newest("first_token_s", given & (answers.c.way == way)),
+            total_s=newest("total_s", given & (answers.c.way == way)),
+        )
+        for way in Way
+    }
     read_s = select(readings.c.prefill_s).where(readings.c.computed_tokens > 0)
     return Measures(
         prefill_s=list(session.scalars(read_s.order_by(readings.c.created_at.desc()).limit(MOST))),
@@ -76,8 +98,7 @@ def measures(session: Session, *, tenant: str | None, since: datetime | None) ->
         looked_up=looked_up,
         found_ready=int(ready),
         computed_tokens=int(computed),
-        split_answers=int(split),
-        one_piece_answers=int(one_piece),
+        ways=ways,
         carried_answers=int(carried),
         cached_tokens=int(cached),
         output_tokens=int(written),

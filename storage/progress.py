@@ -1,7 +1,9 @@
 """How far jobs are, in numbers. Every query costs the same among a million items as among ten."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 from sqlalchemy import exists, func, select
 from sqlalchemy.orm import Session
@@ -21,6 +23,7 @@ from storage.schema import (
     SourceRow,
 )
 from storage.tiers import Tier
+from storage.ways import Way
 
 
 @dataclass(frozen=True)
@@ -156,12 +159,32 @@ class Timing:
 def job_timing(session: Session, job_id: str) -> Timing:
     """Counts every answer once, also where several sources share it, and none that an earlier job gave."""
     rows = session.execute(
-        select(AnswerRow.created_at, AnswerRow.total_s, AnswerRow.cached_tokens, AnswerRow.output_tokens)
+        select(*DECODED, AnswerRow.cached_tokens)
         .join(ItemRow, ItemRow.item_id == AnswerRow.item_id)
         .where(ItemRow.job_id == job_id, AnswerRow.carried_from.is_(None))
     ).all()
-    decode_s = busy_s([(row.created_at.timestamp(), row.total_s) for row in rows])
-    return Timing(sum(row.cached_tokens for row in rows), sum(row.output_tokens for row in rows), decode_s)
+    return Timing(sum(row.cached_tokens for row in rows), sum(row.output_tokens for row in rows), decode_s(rows))
+
+
+# What `decode_s` needs of each answer.
+DECODED = (
+    AnswerRow.created_at,
+    AnswerRow.total_s,
+    AnswerRow.first_token_s,
+    AnswerRow.output_tokens,
+    AnswerRow.way,
+)
+
+
+def decode_s(answers: Iterable[Any]) -> float:
+    """Seconds during which at least one was being decoded. In one piece, the time to the first token is that of reading
+    the document."""
+    return busy_s(
+        [
+            (row.created_at.timestamp(), row.total_s if row.way == Way.SPLIT else row.total_s - row.first_token_s)
+            for row in answers
+        ]
+    )
 
 
 def busy_s(spans: list[tuple[float, float]]) -> float:

@@ -2,14 +2,16 @@
 
 from dataclasses import dataclass
 
-from sqlalchemy import select
+from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from storage.progress import busy_s
-from storage.schema import AnswerRow, ItemRow, JobRow, ReadingRow, SnapshotRow, SnapshotState
+from storage.break_even import SplitRates
+from storage.progress import DECODED, decode_s
+from storage.schema import AnswerRow, DocumentRow, ItemRow, JobRow, ReadingRow, SnapshotRow, SnapshotState
 
 LAST_READINGS = 200
 LAST_ANSWERS = 2000
+LAST_SNAPSHOTS = 200
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ def measured_rates(session: Session, tenant: str, model: str) -> Rates:
         .limit(LAST_READINGS)
     ).all()
     answers = session.execute(
-        select(AnswerRow.created_at, AnswerRow.total_s, AnswerRow.output_tokens)
+        select(*DECODED)
         .join(ItemRow, ItemRow.item_id == AnswerRow.item_id)
         .join(JobRow, JobRow.job_id == ItemRow.job_id)
         .where(JobRow.tenant == tenant, JobRow.model == model, AnswerRow.carried_from.is_(None))
@@ -52,12 +54,51 @@ def measured_rates(session: Session, tenant: str, model: str) -> Rates:
         .limit(LAST_ANSWERS)
     ).all()
     read_s = sum(row.prefill_s for row in readings)
-    decode_s = busy_s([(row.created_at.timestamp(), row.total_s) for row in answers])
+    decoding_s = decode_s(answers)
     written = sum(row.output_tokens for row in answers)
     return Rates(
         prefill_tokens_per_s=sum(row.computed_tokens for row in readings) / read_s if read_s else None,
-        decode_tokens_per_s=written / decode_s if decode_s and written else None,
+        decode_tokens_per_s=written / decoding_s if decoding_s and written else None,
         output_tokens=written / len(answers) if answers else None,
+    )
+
+
+@dataclass(frozen=True)
+class DocumentRates:
+    """Of the newest snapshots and loads, over all tenants and workers."""
+
+    split: SplitRates
+    tokens_per_char: float
+
+
+def document_rates(session: Session) -> DocumentRates | None:
+    """None: something of it was never measured here. Bounded, however much there is: it is asked in each upkeep."""
+    newest = (
+        select(SnapshotRow, DocumentRow.num_chars)
+        .join(
+            DocumentRow,
+            (DocumentRow.tenant == SnapshotRow.tenant) & (DocumentRow.document_id == SnapshotRow.document_id),
+        )
+        .where(SnapshotRow.state == SnapshotState.READY, SnapshotRow.put_bytes > 0, SnapshotRow.computed_tokens > 0)
+        .order_by(SnapshotRow.snapshot_id.desc())
+        .limit(LAST_SNAPSHOTS)
+        .subquery()
+    )
+    columns = ("computed_tokens", "prefill_s", "put_bytes", "put_s", "size_bytes", "num_tokens", "num_chars")
+    computed, read_s, put_bytes, put_s, stored, tokens, chars = (
+        float(value or 0) for value in session.execute(select(*(func.sum(newest.c[name]) for name in columns))).one()
+    )
+    answers = (
+        select(AnswerRow.load_bytes, AnswerRow.load_s).order_by(AnswerRow.item_id.desc()).limit(LAST_ANSWERS).subquery()
+    )
+    loaded, load_s = (
+        float(value or 0)
+        for value in session.execute(select(func.sum(answers.c.load_bytes), func.sum(answers.c.load_s))).one()
+    )
+    if not (computed and read_s and put_bytes and put_s and loaded and load_s and stored and chars):
+        return None
+    return DocumentRates(
+        SplitRates(computed / read_s, put_bytes / put_s, loaded / load_s, stored / tokens), tokens / chars
     )
 
 

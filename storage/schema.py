@@ -28,7 +28,7 @@ from sqlalchemy.types import TypeDecorator
 
 from storage.tiers import Stage, Tier
 
-SCHEMA_HEAD = "0009"
+SCHEMA_HEAD = "0010"
 
 NAMES = {
     "ix": "ix_%(table_name)s_%(column_0_N_name)s",
@@ -120,7 +120,10 @@ BigId = BigInteger().with_variant(Integer, "sqlite")  # SQLite numbers only INTE
 
 
 class DocumentRow(Base):
-    """One normalised text, whatever its files are called. The text itself lies in the object store."""
+    """One normalised text, whatever its files are called. The text itself lies in the object store.
+
+    `sent_way` and `sent_why` say how its questions were last sent (storage/ways.py); null: nobody has chosen.
+    """
 
     __tablename__ = "documents"
 
@@ -129,6 +132,8 @@ class DocumentRow(Base):
     text_key: Mapped[str] = mapped_column(PlainText)
     num_chars: Mapped[int]
     created_at: Mapped[datetime]
+    sent_way: Mapped[str | None] = mapped_column(String(16))
+    sent_why: Mapped[str | None] = mapped_column(String(32))
 
 
 class JobRow(Base):
@@ -136,7 +141,8 @@ class JobRow(Base):
     others; they change in the transaction that changes the items, and with the last open one the job has finished.
 
     `client_key` is the submitter's own name for the job, `content_sha256` what was submitted under it. With
-    `reuse_answers`, what was answered before from an equal snapshot is taken over.
+    `reuse_answers`, what was answered before from an equal snapshot is taken over. `mode`: the job's own way from its
+    documents to their answers; null: the one of the settings.
     """
 
     __tablename__ = "jobs"
@@ -154,6 +160,7 @@ class JobRow(Base):
     answer_by: Mapped[datetime | None]
     reuse_answers: Mapped[bool] = mapped_column(default=False, server_default=false())
     tier: Mapped[Tier] = mapped_column(String(8), default=Tier.BATCH, server_default=Tier.BATCH.value)
+    mode: Mapped[str | None] = mapped_column(String(16))
     num_open: Mapped[int] = mapped_column(default=0, server_default="0")
     num_answered: Mapped[int] = mapped_column(default=0, server_default="0")
     num_failed: Mapped[int] = mapped_column(default=0, server_default="0")
@@ -248,6 +255,7 @@ class AnswerRow(Base):
     taken over from an earlier job; it then cost nothing. What it cost follows the rules of docs/cost.md: `device_s` of
     the steps, its share `prefill_s` of the reading, and `load_s` and `load_bytes` of the load that it was the first
     answer from. `loaded_from` is where that load came from (memory, copies, store); null for the others.
+    `way` and `why` are those of storage/ways.py.
     """
 
     __tablename__ = "answers"
@@ -276,12 +284,15 @@ class AnswerRow(Base):
     load_s: Mapped[float] = mapped_column(default=0.0, server_default="0")
     load_bytes: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
     loaded_from: Mapped[str | None] = mapped_column(String(8))
+    way: Mapped[str] = mapped_column(String(16), default="split", server_default="split")
+    why: Mapped[str] = mapped_column(String(32), default="mode", server_default="mode")
 
 
 class SnapshotRow(Base):
     """One document's KV under one fingerprint. The unique row makes its prefill single-flight.
 
-    `fence` grows with every claim; a writer whose number is no longer the row's has been overtaken.
+    `fence` grows with every claim; a writer whose number is no longer the row's has been overtaken. `put_s` is how
+    long its `put_bytes` took to the store, each object by itself.
     """
 
     __tablename__ = "snapshots"
@@ -303,6 +314,8 @@ class SnapshotRow(Base):
     size_bytes: Mapped[int] = mapped_column(BigInteger, default=0)
     manifest_sha256: Mapped[str | None] = mapped_column(String(64))
     prefill_s: Mapped[float | None]
+    put_s: Mapped[float | None]
+    put_bytes: Mapped[int | None] = mapped_column(BigInteger)
     error: Mapped[str | None] = mapped_column(PlainText)
     created_at: Mapped[datetime]
     ready_at: Mapped[datetime | None]
@@ -379,8 +392,8 @@ class ShareRow(Base):
 
 
 class ReadingRow(Base):
-    """How a job came by a document's snapshot: `computed` for it, or `found` ready. `num_items` are the job's items of
-    the document, which share `prefill_s`."""
+    """How a job came by a document's snapshot: `computed` for it, or `found` ready; `one_piece`: computed by who
+    answered, and not stored. `num_items` are the job's items of the document, which share `prefill_s`."""
 
     __tablename__ = "readings"
 
@@ -520,3 +533,16 @@ class PingRow(Base):
     sent_at: Mapped[datetime] = mapped_column(index=True)
     worker: Mapped[str | None]
     answered_at: Mapped[datetime | None]
+
+
+class BreakerRow(Base):
+    """A circuit breaker that all processes see: closed while `opened_at` is null. `failures` since `failing_since`.
+    While it is open, `probing_until` is set for whoever tries whether work succeeds again."""
+
+    __tablename__ = "breakers"
+
+    name: Mapped[str] = mapped_column(String(32), primary_key=True)
+    failures: Mapped[int] = mapped_column(default=0)
+    failing_since: Mapped[datetime | None]
+    opened_at: Mapped[datetime | None]
+    probing_until: Mapped[datetime | None]

@@ -166,6 +166,13 @@ class StorageSettings(FloorSettings):
         except ValueError:
             raise ValueError('must be JSON like {"*": {"running": 4}}') from None
 
+    local_texts_mb: int = Field(
+        default=0,
+        ge=0,
+        description="Most that copies of texts and manifests may take in the folder spare in the data folder, so that "
+        "decode workers go on while an S3 store is away (MB). 0: no text is kept outside the store.",
+    )
+
     @field_validator("data_dir")
     @classmethod
     def _absolute(cls, value: Path) -> Path:

@@ -13,11 +13,12 @@ from sqlalchemy import ColumnElement, and_, delete, exists, func, or_, select, u
 from sqlalchemy.orm import Session
 
 from storage.database import Database
+from storage.documents import text_key
 from storage.leases import is_leased
 from storage.manifest import chunk_key_of, chunk_object_key, manifest_object_key
-from storage.objects import LocalCopies, ObjectStore, StoredObject
+from storage.objects import ObjectStore, StoredObject, copies_of
 from storage.retention import Lifetimes
-from storage.schema import GONE_STATES, ChunkRow, SnapshotChunkRow, SnapshotRow, SnapshotState
+from storage.schema import GONE_STATES, ChunkRow, DocumentRow, SnapshotChunkRow, SnapshotRow, SnapshotState
 
 AT_ONCE = 500
 
@@ -57,13 +58,13 @@ def sweep(
 
 
 def prune_copies(database: Database, store: ObjectStore) -> int:
-    """Deletes this host's copies of chunks that have no row any more, whichever host forgot them. Returns how many."""
+    """Deletes this host's copies of what has no row any more, whichever host forgot it. Returns how many."""
 
     def known(keys: list[str]) -> set[str]:
         with database.reading() as session:
             return _known_objects(session, keys)
 
-    return store.prune(known) if isinstance(store, LocalCopies) else 0
+    return sum(copies.prune(known) for copies in copies_of(store))
 
 
 def _is_sweepable(now: datetime) -> ColumnElement[bool]:
@@ -193,4 +194,8 @@ def _known_objects(session: Session, keys: list[str]) -> set[str]:
             or_(SnapshotRow.state.not_in(GONE_STATES), SnapshotRow.manifest_sha256.is_not(None)),
         )
     ).all()
-    return known | {manifest_object_key(*row) for row in rows}
+    document_ids = [key.rpartition("/")[2].removesuffix(".txt") for key in keys if key.startswith("documents/")]
+    documents = session.execute(
+        select(DocumentRow.tenant, DocumentRow.document_id).where(DocumentRow.document_id.in_(document_ids))
+    )
+    return known | {manifest_object_key(*row) for row in rows} | {text_key(*row) for row in documents}

@@ -11,7 +11,8 @@ class Tier(StrEnum):
 
 
 class Stage(StrEnum):
-    """What is to be done with a document: its snapshot made, or its questions answered."""
+    """What is to be done with a document: its snapshot made, its questions answered from that, or both in one piece."""
 
     READ = "read"
     ANSWER = "answer"
+    WHOLE = "whole"

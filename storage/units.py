@@ -101,7 +101,7 @@ def end_unit(session: Session, unit: Unit, *, model: str, now: datetime) -> Wait
     """Lets go of a unit that was worked on: it is gone, unless questions of its document still wait for an answer, or
     it was asked for anew. Then it waits again, and is returned."""
     tier = None
-    if unit.stage == Stage.ANSWER and _is_ready(session, unit.snapshot_id):
+    if unit.stage == Stage.WHOLE or (unit.stage == Stage.ANSWER and _is_ready(session, unit.snapshot_id)):
         tier = asked_tier(session, tenant=unit.tenant, document_id=unit.document_id, model=model, now=now)
     if tier is None and drop_unit(session, unit, only_asked=unit.asks):
         return None
@@ -132,6 +132,18 @@ def put_back_unit(session: Session, unit: Unit, *, tier: Tier | None = None) -> 
     if left is None:
         return None
     return WaitingUnit(unit.stage, Tier(left.tier), unit.tenant, unit.document_id, left.snapshot_id)
+
+
+def redirect(session: Session, unit: WaitingUnit, stage: Stage, *, now: datetime) -> WaitingUnit:
+    """The same document's work at another stage; as it was, where somebody is at it."""
+    if unit.stage == stage:
+        return unit
+    this = (UnitRow.stage == unit.stage, UnitRow.tenant == unit.tenant, UnitRow.document_id == unit.document_id)
+    session.execute(delete(UnitRow).where(*this, is_free(now)).execution_options(synchronize_session=False))
+    if session.scalar(select(UnitRow.owner).where(*this)) is not None:
+        return unit
+    add_units(session, stage, unit.tenant, [unit.document_id], tier=unit.tier, now=now)
+    return WaitingUnit(stage, unit.tier, unit.tenant, unit.document_id, None)
 
 
 def _is_held(unit: Unit) -> ColumnElement[bool]:

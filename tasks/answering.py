@@ -2,10 +2,10 @@
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, ExitStack, suppress
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, Protocol
 
 from sqlalchemy.orm import Session
 
@@ -18,8 +18,7 @@ from kernels.prompt import Prompter
 from kernels.quote import QuoteIndex
 from kernels.sampling import TokenLogprobs
 from storage.database import utc_now
-from storage.documents import get_text
-from storage.errors import ObjectMissing, SnapshotMissing
+from storage.errors import ObjectMissing, SnapshotMissing, StoreUnusable
 from storage.items import (
     NewAnswer,
     OpenItem,
@@ -29,12 +28,14 @@ from storage.items import (
     fail_item,
     release_items,
 )
+from storage.noted_ways import split_choice
 from storage.schema import SnapshotRow
 from storage.snapshots import get_snapshot, quarantine
 from storage.tiers import Tier
 from storage.units import Unit
-from tasks.errors import PromptChanged, WrongModel
-from tasks.loading import DAMAGED, LoadedPrefix, leased, loaded
+from storage.ways import Choice, DocumentKey
+from tasks.errors import PromptChanged, ReadingEnded, WrongModel
+from tasks.loading import DAMAGED, LoadedPrefix, stored
 from tasks.metrics import note_answer, note_batch
 from tasks.progress import send_progress
 from tasks.quoting import Answered, Quoting
@@ -46,14 +47,28 @@ logger = logging.getLogger(__name__)
 FEW_QUESTIONS = 8  # with more at once, guessing ahead in the document does not pay, and its text is not read for it
 
 
+class Opening(Protocol):
+    """How a run comes by a document's KV; `stored` loads its snapshot."""
+
+    def __call__(self, place: Workplace, row: SnapshotRow, owner: str) -> AbstractContextManager[LoadedPrefix]:
+        """
+        Raises:
+            SnapshotMissing: it is not ready any more.
+            ReadingEnded: there is nothing to answer from, and no more to do.
+        """
+
+
 @dataclass
 class _Open:
-    """A snapshot that is answered from. Its leases and claims are held under the owner of its unit."""
+    """A snapshot that is answered from. Its leases and claims are held under the owner of its unit. The items in
+    `waited` were there while it was read."""
 
     row: SnapshotRow
     unit: Unit
     prefix: LoadedPrefix
+    choice: Choice
     leave: ExitStack
+    waited: set[int] = field(default_factory=set)
     items: set[int] = field(default_factory=set)
     claims: int = 0
     has_more: bool = True
@@ -75,12 +90,14 @@ class _Words:
     @cached_property
     def _text(self) -> str | None:
         with suppress(ObjectMissing):
-            return get_text(self._place.store, self._row.tenant, self._row.document_id)
+            return self._place.text(self._row.tenant, self._row.document_id)
         return None
 
     @cached_property
     def lookup(self) -> Lookup | None:
-        return None if self._text is None else Lookup(self._place.engine.prompter.prefix_ids(self._text))
+        with suppress(StoreUnusable):  # it only saves time
+            return None if self._text is None else Lookup(self._place.engine.prompter.prefix_ids(self._text))
+        return None
 
     @cached_property
     def quotes(self) -> QuoteIndex | None:
@@ -95,8 +112,18 @@ class Answering:
     """One run, from its first unit to the last that it takes in; it holds them until they are answered or it is
     closed."""
 
-    def __init__(self, place: Workplace, turns: Turns, unit: Unit, row: SnapshotRow) -> None:
+    def __init__(
+        self,
+        place: Workplace,
+        turns: Turns,
+        unit: Unit,
+        row: SnapshotRow,
+        choice: Choice | None = None,
+        opening: Opening = stored,
+    ) -> None:
         self.place = place
+        self._choice = choice  # None: of each snapshot, as its questions were sent
+        self._opening = opening
         self.lost: list[SnapshotRow] = []
         self.num_claimed = 0
         self._turns = turns
@@ -185,7 +212,7 @@ class Answering:
             self._num_seen += 1
             yield self._todo.pop(0)
         place = self.place
-        while self._num_seen < place.settings.documents_per_task and not self._is_full and place.may_claim():
+        while self._may_take_in():
             held = sum(each.prefix.kv.size_bytes for each in self._open)
             room = place.residents.budget_bytes - held
             unit = self._turns.take_beside(self._unit) if room > 0 else None
@@ -205,16 +232,24 @@ class Answering:
                 return
             yield unit, row
 
+    def _may_take_in(self) -> bool:
+        """Whether others may be answered beside the first document. One that was read for this is answered alone."""
+        most = self.place.settings.documents_per_task
+        return self._choice is None and self._num_seen < most and not self._is_full and self.place.may_claim()
+
     def _enter(self, unit: Unit, row: SnapshotRow) -> _Open | None:
         """None: it is out of use, and lost, or does not fit into memory."""
         place = self.place
         with ExitStack() as stack:
             stack.enter_context(place.heartbeat.holding(unit.owner))
-            if not stack.enter_context(leased(place, row.snapshot_id, unit.owner)):
+            try:
+                prefix = stack.enter_context(self._opening(place, row, unit.owner))
+            except SnapshotMissing:
                 self._lose(unit, row)
                 return None
-            try:
-                prefix = stack.enter_context(loaded(place, row))
+            except ReadingEnded:
+                self._let_go(unit, self._turns.drop)
+                return None
             except DAMAGED as exc:
                 self._quarantine(unit, row, exc)
                 return None
@@ -228,8 +263,13 @@ class Answering:
                 return None
             self._fitting_batch = min(self._fitting_batch, prefix.max_batch)
             self._decoder.max_batch = min(self._decoder.max_batch, self._fitting_batch)
-            self._open.append(_Open(row, unit, prefix, stack.pop_all()))
+            choice = self._choice or self._split_choice(row)
+            self._open.append(_Open(row, unit, prefix, choice, stack.pop_all(), used_s=prefix.read_s))
         return self._open[-1]
+
+    def _split_choice(self, row: SnapshotRow) -> Choice:
+        with self.place.database.reading() as session:
+            return split_choice(session, DocumentKey(row.tenant, row.document_id))
 
     def _may_claim(self, opened: _Open) -> bool:
         """The first questions always; further ones only while no others are to be let in first."""
@@ -254,6 +294,8 @@ class Answering:
             )
 
         items = place.database.retrying(claim)
+        if opened.prefix.read_s and not opened.claims:
+            opened.waited = {item.item_id for item in items}
         opened.claims += 1
         self.num_claimed += len(items)
         if items:
@@ -284,6 +326,8 @@ class Answering:
         answered = self._quoting.take(result)
         if answered is None:
             return
+        if result.key in opened.waited:
+            answered = answered._replace(result=_later(answered.result, opened.prefix.read_s))
         self._commit(opened, answered)
         note_answer(
             finish=answered.result.finish,
@@ -326,6 +370,8 @@ class Answering:
                     load_s=load[0],
                     load_bytes=load[1],
                     loaded_from=load[2],
+                    way=opened.choice.way,
+                    why=opened.choice.why,
                 )
                 return answer_item(session, result.key, owner=owner, answer=answer, now=now)
             return False
@@ -389,6 +435,11 @@ class Answering:
         """Its questions wait for another snapshot."""
         self.lost.append(row)
         self._let_go(unit, self._turns.drop)
+
+
+def _later(result: DecodeResult, seconds: float) -> DecodeResult:
+    """For who had waited so long when the batch took it up."""
+    return replace(result, first_token_s=result.first_token_s + seconds, total_s=result.total_s + seconds)
 
 
 def _logprobs(prompter: Prompter, tokens: tuple[TokenLogprobs, ...]) -> list[dict[str, Any]]:

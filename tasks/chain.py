@@ -42,6 +42,8 @@ class ChunkChain:
     stored: PrefixKV
     entries: dict[int, ChunkEntry] = field(default_factory=dict)
     state_entries: dict[int, ChunkEntry] = field(default_factory=dict)
+    put_s: float = 0.0  # of all puts together, and what they moved
+    put_bytes: int = 0
     _storing: dict[int, Future[ChunkEntry]] = field(default_factory=dict)
     _storing_states: dict[int, Future[ChunkEntry]] = field(default_factory=dict)
     _decoding: threading.Lock = field(default_factory=threading.Lock)
@@ -135,7 +137,9 @@ class ChunkChain:
         entry = describe_chunk(key, start, stop, data, parts)
         began = time.perf_counter()
         self.place.store.put(entry.object_key, data)
-        note_chunk(self.codec, len(data), time.perf_counter() - began)
+        seconds = time.perf_counter() - began
+        self.put_s, self.put_bytes = self.put_s + seconds, self.put_bytes + len(data)
+        note_chunk(self.codec, len(data), seconds)
         with self.place.database.writing() as session:
             add_chunk(session, self.fingerprint.tenant, entry, utc_now())
         return entry

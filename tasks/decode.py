@@ -2,12 +2,15 @@
 
 from contextlib import suppress
 
-from storage.errors import OUTAGES, SnapshotMissing, StorageError
+from storage.errors import OUTAGES, SnapshotMissing, StorageError, StoreUnusable
 from storage.schema import SnapshotRow, SnapshotState
 from storage.snapshots import get_snapshot
+from storage.tiers import Stage
 from storage.units import Unit
-from tasks.answering import Answering
+from storage.ways import Choice
+from tasks.answering import Answering, Opening
 from tasks.errors import WrongModel
+from tasks.loading import stored
 from tasks.turns import Turns
 from tasks.workplace import Workplace
 
@@ -18,6 +21,7 @@ def answer_unit(place: Workplace, turns: Turns, unit: Unit) -> bool:
 
     Raises:
         WrongModel: the snapshot belongs to another model.
+        StorageError: the store or the database does not answer.
     """
     try:
         with place.database.reading() as session:
@@ -29,7 +33,12 @@ def answer_unit(place: Workplace, turns: Turns, unit: Unit) -> bool:
         turns.drop(unit)
         turns.read_again(row, unit.tier)
         return True
-    run = _run(place, turns, unit, row)
+    try:
+        run = answer_from(place, turns, unit, row)
+    except StoreUnusable:
+        if place.is_store_away:  # whoever has the text may do without the snapshot
+            turns.hand_over(unit, Stage.WHOLE)
+        raise
     for each in run.lost:
         turns.read_again(each, unit.tier)
     return run.num_claimed > 0 or bool(run.lost)
@@ -43,17 +52,30 @@ def answer_waiting(place: Workplace, row: SnapshotRow) -> list[SnapshotRow]:
         WrongModel: it belongs to another model.
     """
     turns = Turns(place, lambda _unit: None)
-    unit = turns.take_this(row)
-    return [] if unit is None else _run(place, turns, unit, row).lost
+    unit = turns.take_this(Stage.ANSWER, row.tenant, row.document_id, row.snapshot_id)
+    return [] if unit is None else answer_from(place, turns, unit, row).lost
 
 
-def _run(place: Workplace, turns: Turns, unit: Unit, row: SnapshotRow) -> Answering:
+def answer_from(
+    place: Workplace,
+    turns: Turns,
+    unit: Unit,
+    row: SnapshotRow,
+    choice: Choice | None = None,
+    opening: Opening = stored,
+) -> Answering:
+    """A whole run, which lets go of the unit. With a `choice`, the document is answered alone, and its KV comes from
+    `opening`.
+
+    Raises:
+        WrongModel: the snapshot belongs to another model.
+    """
     try:
         place.engine.check_fingerprint(row.snapshot_id, row.fields)
     except WrongModel:
         turns.drop(unit)
         raise
-    run = Answering(place, turns, unit, row)
+    run = Answering(place, turns, unit, row, choice, opening)
     with place.engine.lock:
         try:
             run.answer()

@@ -5,6 +5,7 @@ TaskError
 |-- OtherModelServed     live workers compute with another model or other settings
 |-- PortTaken            the metrics port is in use
 |-- WrongModel           the snapshot was made by another model than this worker's
+|-- ReadingEnded         a document is not read to its end here, and who should know has been told
 |-- Unwanted             nobody waits any more for what is being made
 `-- PromptChanged        the snapshot's document gives other tokens now
 """
@@ -52,6 +53,12 @@ class PromptChanged(TaskError):
     def __init__(self, snapshot_id: int) -> None:
         super().__init__(f"Snapshot {snapshot_id} was made of other tokens than its document gives now.")
         self.snapshot_id = snapshot_id
+
+
+class ReadingEnded(TaskError):
+    def __init__(self, document_id: str) -> None:
+        super().__init__(f"Document {document_id} was not read to its end.")
+        self.document_id = document_id
 
 
 class Unwanted(TaskError):

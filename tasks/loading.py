@@ -12,8 +12,7 @@ from kernels.kv import PrefixKV
 from kernels.prefill import Probe, check_probe
 from kernels.prompt import ids_digest
 from storage.database import utc_now
-from storage.documents import get_text
-from storage.errors import ObjectMissing, SnapshotCorrupt
+from storage.errors import ObjectMissing, SnapshotCorrupt, SnapshotMissing
 from storage.leases import release_leases, take_lease
 from storage.loading import get_chunks, load_chunks
 from storage.manifest import ChunkEntry, Manifest
@@ -39,14 +38,15 @@ class LoadedPrefix:
     kv: PrefixKV
     manifest: Manifest | None
     max_batch: int  # questions that fit behind it at once
-    loaded_from: str  # memory, copies or store
+    loaded_from: str | None  # memory, copies or store; None: it was read
     ids: list[int] | None = None  # where they are no document's
     load_s: float = 0.0
     load_bytes: int = 0
+    read_s: float = 0.0  # until it was there, where it was read just for this
     is_charged: bool = False  # the load was noted with an answer; see docs/cost.md
     _loading: threading.Thread | None = None
     _errors: list[BaseException] = field(default_factory=list)
-    _proved: bool = False
+    is_proved: bool = False
 
     def prove(self) -> None:
         """Waits for the rest of it. On the first load in this process, the model has to compute from it what it
@@ -57,7 +57,7 @@ class LoadedPrefix:
             PromptChanged: its document has other tokens now.
             ObjectStoreError: the store cannot be read.
         """
-        if self._proved:
+        if self.is_proved:
             return
         self.join()
         if self._errors:
@@ -69,7 +69,7 @@ class LoadedPrefix:
         with self.place.database.writing() as session:
             note_used(session, self.row.snapshot_id, utc_now())
         self.place.residents.keep(key, self.kv)
-        self._proved = True
+        self.is_proved = True
 
     def join(self) -> None:
         if self._loading is not None:
@@ -79,7 +79,7 @@ class LoadedPrefix:
         engine = self.place.engine
         ids = self.ids
         if ids is None:
-            ids = engine.prompter.prefix_ids(get_text(self.place.store, self.row.tenant, self.row.document_id))
+            ids = engine.prompter.prefix_ids(self.place.text(self.row.tenant, self.row.document_id))
         if ids_digest(ids) != self.row.fields["prefix_ids"]:
             raise PromptChanged(self.row.snapshot_id)
         check_probe(engine.model, ids[-1], self.kv, Probe(manifest.probe_token_ids, manifest.probe_logits))
@@ -138,6 +138,20 @@ def loaded(place: Workplace, row: SnapshotRow, ids: list[int] | None = None) -> 
         yield prefix
     finally:
         prefix.join()
+
+
+@contextmanager
+def stored(place: Workplace, row: SnapshotRow, owner: str) -> Iterator[LoadedPrefix]:
+    """`loaded`, under a lease of `owner`.
+
+    Raises:
+        SnapshotMissing: it is not ready any more.
+    """
+    with leased(place, row.snapshot_id, owner) as is_ready:
+        if not is_ready:
+            raise SnapshotMissing(str(row.snapshot_id))
+        with loaded(place, row) as prefix:
+            yield prefix
 
 
 @contextmanager

@@ -4,7 +4,7 @@ One registry a process: a worker is one process with one model, so each has a po
 up. Its multi-process mode would share files between workers that come and go, and cannot ask a device at scrape time.
 """
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, disable_created_metrics
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, disable_created_metrics
 
 disable_created_metrics()  # type: ignore[no-untyped-call] # a second series of each counter, which nobody asks for
 REGISTRY = CollectorRegistry()
@@ -85,6 +85,11 @@ RETRIES = Counter("platemaker_retries", "Attempts after the first, by task.", ["
 FALLBACKS = Counter(
     "platemaker_fallbacks", "Times that work went another way than the wanted one.", ["reason"], registry=REGISTRY
 )
+BREAKER_STATE_NAME = "platemaker_breaker_state"
+BREAKER_STATE_HELP = (
+    "Circuit breaker: 0 closed, 1 half-open, 2 open. store: as a worker sees it; prefill: from the exporter."
+)
+BREAKER_STATE = Gauge(BREAKER_STATE_NAME, BREAKER_STATE_HELP, ["breaker"], registry=REGISTRY)
 OUTAGES = Counter(
     "platemaker_outages", "Tasks given back because store or database could not be used.", ["kind"], registry=REGISTRY
 )

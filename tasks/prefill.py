@@ -1,41 +1,30 @@
 """Makes one document's snapshot, once, however many jobs ask for it."""
 
 import logging
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from itertools import pairwise
 
 from sqlalchemy.orm import Session
 
 from kernels.codecs import CODECS
-from kernels.errors import ContextExceeded, KernelError
 from kernels.fidelity import Loss, measure_loss
 from kernels.kv import PrefixKV
 from kernels.prefill import Prefilled, prefill
-from storage.carrying import carry_answers
 from storage.database import utc_now
-from storage.documents import get_text
-from storage.errors import OUTAGES, ObjectMissing, StorageError
+from storage.errors import DatabaseUnavailable, StorageError
 from storage.fingerprint import Fingerprint
-from storage.items import end_readings, fail_document_items, fail_item, is_wanted, queued_items
 from storage.manifest import CodecError, Manifest
-from storage.schema import SnapshotRow, SnapshotState
-from storage.snapshots import (
-    WriteClaim,
-    abandon_writing,
-    claim_writing,
-    find_or_create,
-    note_progress,
-    note_readings,
-    publish,
-    put_manifest,
-)
+from storage.schema import SnapshotRow
+from storage.shared_breaker import PREFILL, note_failure, note_success
+from storage.snapshots import WriteClaim, publish, put_manifest
 from storage.tiers import Stage
 from storage.units import add_units, asked_tier
 from tasks.chain import ChunkChain
-from tasks.errors import Unwanted
-from tasks.metrics import FALLBACKS, RETRIES, note_prefill, note_snapshot
-from tasks.progress import send_progress
+from tasks.metrics import FALLBACKS, note_prefill
+from tasks.reading import begin_reading, fitting_prefix, go_on, note_found, note_ready, reading
 from tasks.room import require_room_to_read
 from tasks.workplace import Workplace
 
@@ -43,9 +32,24 @@ logger = logging.getLogger(__name__)
 EXACT = "none"  # what replaces a codec that loses too much
 
 
+@contextmanager
+def watched(place: Workplace) -> Iterator[None]:
+    """Tells the breaker of the prefill pool what fails here. A document that cannot be read does not, nor does a
+    database that is away, which nobody can be told of."""
+    try:
+        yield
+    except DatabaseUnavailable:
+        raise
+    except Exception:
+        with suppress(StorageError), place.database.writing() as session:
+            if note_failure(session, PREFILL, place.settings.breaker_rule, utc_now()):
+                logger.warning("the prefill pool keeps failing: its breaker is open")
+        raise
+
+
 def prepare_snapshot(place: Workplace, tenant: str, document_id: str) -> int | None:
     """The id of the ready snapshot; None where nothing waits for it, or another worker is at it, or it failed."""
-    ids = _fitting_prefix(place, tenant, document_id)
+    ids = fitting_prefix(place, tenant, document_id)
     return None if ids is None else snapshot_of(place, tenant, document_id, ids)
 
 
@@ -54,91 +58,20 @@ def snapshot_of(
 ) -> int | None:
     """The id of the ready snapshot of these prefix tokens, computed where it is not there; None as above. `for_jobs`:
     computing stops once no job waits for it."""
-    engine = place.engine
-    fingerprint = engine.fingerprint(tenant, document_id, ids)
+    fingerprint = place.engine.fingerprint(tenant, document_id, ids)
     owner = place.new_owner()
     with place.heartbeat.holding(owner):
-        with place.database.writing() as session:
-            now = utc_now()
-            of_document = {"tenant": tenant, "document_id": document_id, "model": engine.name}
-            carried = carry_answers(session, **of_document, fingerprint=fingerprint.digest(), now=now)
-            if for_jobs and carried and not is_wanted(session, **of_document, now=now):
-                return None
-            row = find_or_create(session, fingerprint, num_tokens=len(ids), now=now)
-            if row.state == SnapshotState.READY:
-                note_snapshot(miss=None)
-                _note_ready(session, row, engine.name, now)
-                send_progress(document_id=document_id, tokens=len(ids), snapshot="hit")
-                return row.snapshot_id
-            miss = _why(row)
-            claim = claim_writing(session, row.snapshot_id, owner=owner, now=now, lease_s=place.settings.lease_s)
-        if claim is None:
+        begun = begin_reading(place, fingerprint, ids, owner=owner, for_jobs=for_jobs)
+        if begun is None:
             return None
-        note_snapshot(miss=miss)
-        if claim.attempt > 1:
-            RETRIES.labels("prefill").inc()
-        send_progress(document_id=document_id, tokens=len(ids), snapshot="miss")
-        if claim.attempt > place.settings.max_attempts:
-            _give_up(place, row, claim, f"Reading this document failed {claim.attempt - 1} times; it is set aside.")
-            return None
-        try:
-            return _write(place, row, claim, ids, fingerprint, for_jobs)
-        except Unwanted as exc:
-            logger.info("prefill stopped: no job waits for it", extra={"document_id": exc.document_id})
+        if begun.claim is None:
+            note_found(place, begun.row)
             with place.database.writing() as session:
-                abandon_writing(session, claim, state=SnapshotState.WRITING, error=None, is_attempt=False)
-            return None
-        except KernelError as exc:
-            _give_up(place, row, claim, str(exc))
-            return None
-        except BaseException as exc:
-            # Neither an outage nor being told to stop is the document's fault.
-            is_attempt = isinstance(exc, Exception) and not isinstance(exc, OUTAGES)
-            with place.database.writing() as session:
-                abandon_writing(session, claim, state=SnapshotState.WRITING, error=None, is_attempt=is_attempt)
-            raise
-
-
-def _fitting_prefix(place: Workplace, tenant: str, document_id: str) -> list[int] | None:
-    """The prefix's tokens, if an item waits whose question and answer fit behind them; the others are refused.
-
-    No weight is loaded for this, so a document that is too long costs nothing.
-    """
-    engine = place.engine
-    of_document = {"tenant": tenant, "document_id": document_id, "model": engine.name}
-    with place.database.reading() as session:
-        items = queued_items(session, **of_document)
-        if not is_wanted(session, **of_document, now=utc_now()):
-            return None
-    try:
-        text = get_text(place.store, tenant, document_id)
-    except ObjectMissing:
-        with place.database.writing() as session:
-            fail_document_items(
-                session,
-                **of_document,
-                code="text_missing",
-                error="The text of this document is not stored any more. Submit its file again.",
-                now=utc_now(),
-            )
-        return None
-    ids = engine.prompter.prefix_ids(text)
-    if len(ids) >= engine.context_len:
-        error = str(ContextExceeded(len(ids) + 1, engine.context_len))
-        with place.database.writing() as session:
-            fail_document_items(session, **of_document, code="too_long", error=error, now=utc_now())
-        return None
-    refused = {}
-    for item in items:
-        needed = len(ids) + len(engine.prompter.question_ids(item.question)) + int(item.params["max_new_tokens"])
-        if needed > engine.context_len:
-            refused[item.item_id] = str(ContextExceeded(needed, engine.context_len))
-    if not refused:
-        return ids
-    with place.database.writing() as session:
-        for item_id, error in refused.items():
-            fail_item(session, item_id, owner=None, code="too_long", error=error, now=utc_now())
-        return ids if is_wanted(session, **of_document, now=utc_now()) else None
+                _ask_for_answers(session, begun.row, place.engine.name, utc_now())
+            return begun.row.snapshot_id
+        with reading(place, begun.row, begun.claim):
+            return _write(place, begun.row, begun.claim, ids, fingerprint, for_jobs)
+    return None
 
 
 def _write(
@@ -158,15 +91,7 @@ def _write(
         def store_chunk(kv: PrefixKV, start: int, stop: int) -> None:
             place.leave_if_stopping()
             chain.store(pool, kv, start, stop)
-            with place.database.writing() as session:
-                note_progress(session, claim, stop)
-                wanted = not for_jobs or is_wanted(
-                    session, tenant=row.tenant, document_id=row.document_id, model=engine.name, now=utc_now()
-                )
-            if stop < len(ids):  # else it is as good as done
-                if not wanted:
-                    raise Unwanted(row.document_id)
-                place.leave_if_draining()
+            go_on(place, row, claim, stop, is_last=stop == len(ids), for_jobs=for_jobs)
 
         done = prefill(engine.model, ids, stops=chain.stops, kv=kv, on_chunk=store_chunk)
         chain.finish()
@@ -215,50 +140,24 @@ def _publish(
             manifest_sha256=digest,
             computed_tokens=done.computed_tokens,
             prefill_s=done.prefill_s,
+            put_s=chain.put_s,
+            put_bytes=chain.put_bytes,
             now=now,
         )
         if published:
-            _note_ready(session, row, place.engine.name, now, done)
+            note_ready(session, row, place.engine.name, now, done)
+            _ask_for_answers(session, row, place.engine.name, now)
+            if note_success(session, PREFILL):
+                logger.info("the prefill pool works again: its breaker is closed")
     if not published:
         return None
     note_prefill(prefill_s=done.prefill_s, computed_tokens=done.computed_tokens, num_tokens=done.kv.length)
     return row.snapshot_id
 
 
-def _note_ready(session: Session, row: SnapshotRow, model: str, now: datetime, done: Prefilled | None = None) -> None:
-    """For the jobs that wait: the snapshot is ready, computed just now or (None) found. What is asked of it can be
-    answered."""
-    computed_tokens, prefill_s = (0, 0.0) if done is None else (done.computed_tokens, done.prefill_s)
-    note_readings(session, row, model=model, computed_tokens=computed_tokens, prefill_s=prefill_s, now=now)
-    of_document = {"tenant": row.tenant, "document_id": row.document_id, "model": model}
-    end_readings(session, **of_document, now=now)
-    tier = asked_tier(session, **of_document, now=now)
+def _ask_for_answers(session: Session, row: SnapshotRow, model: str, now: datetime) -> None:
+    """What is asked of the document can be answered from its snapshot now."""
+    tier = asked_tier(session, tenant=row.tenant, document_id=row.document_id, model=model, now=now)
     if tier is not None:
         documents = [row.document_id]
         add_units(session, Stage.ANSWER, row.tenant, documents, tier=tier, now=now, snapshot_id=row.snapshot_id)
-
-
-def _why(row: SnapshotRow) -> str:
-    """Why a snapshot has to be made, from its row as it was found."""
-    if row.state == SnapshotState.WRITING:
-        return "unfinished" if row.attempts else "new"
-    return str(row.state)
-
-
-def _give_up(place: Workplace, row: SnapshotRow, claim: WriteClaim, reason: str) -> None:
-    """Fails the document's waiting items; the next job that asks for the document may try again."""
-    try:
-        with place.database.writing() as session:
-            abandon_writing(session, claim, state=SnapshotState.FAILED, error=reason)
-            fail_document_items(
-                session,
-                tenant=row.tenant,
-                document_id=row.document_id,
-                model=place.engine.name,
-                code="prefill_failed",
-                error=reason,
-                now=utc_now(),
-            )
-    except StorageError:
-        logger.warning("giving up a snapshot failed", extra={"snapshot_id": row.snapshot_id})
-        raise

@@ -18,6 +18,8 @@ ORDER = (
     (Stage.ANSWER, Tier.BATCH),
 )
 ALL_QUEUES = tuple(queue_of(stage, tier) for stage, tier in ORDER)
+PREFILL_QUEUES = frozenset(queue_of(Stage.READ, tier) for tier in Tier)
+DECODE_QUEUES = frozenset(queue_of(Stage.ANSWER, tier) for tier in Tier)
 
 
 class Pool(StrEnum):
@@ -29,7 +31,8 @@ class Pool(StrEnum):
 
     @property
     def stages(self) -> tuple[Stage, ...]:
-        return {Pool.PREFILL: (Stage.READ,), Pool.DECODE: (Stage.ANSWER,), Pool.ALL: (Stage.READ, Stage.ANSWER)}[self]
+        decode = (Stage.ANSWER, Stage.WHOLE)
+        return {Pool.PREFILL: (Stage.READ,), Pool.DECODE: decode, Pool.ALL: (Stage.READ, *decode)}[self]
 
 
 class Tiers(StrEnum):

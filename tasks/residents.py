@@ -2,9 +2,12 @@
 
 import threading
 from collections import OrderedDict
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from kernels.kv import PrefixKV
+
+UNSTORED = ""
 
 
 class ResidentKey(NamedTuple):
@@ -12,6 +15,16 @@ class ResidentKey(NamedTuple):
 
     snapshot_id: int
     manifest_sha256: str
+
+
+def unstored_key(snapshot_id: int) -> ResidentKey:
+    """Of KV that was read here and never stored. It is that of the row's fingerprint, whatever is published."""
+    return ResidentKey(snapshot_id, UNSTORED)
+
+
+def is_current(key: ResidentKey, known: Mapping[int, str | None]) -> bool:
+    """Whether KV may be kept: its snapshot is known, and that publication of it in use, if it is of one."""
+    return key.snapshot_id in known and key.manifest_sha256 in (UNSTORED, known[key.snapshot_id])
 
 
 class Residents:

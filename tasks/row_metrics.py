@@ -9,10 +9,13 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from storage.breaker import BreakerRule, BreakerState
 from storage.database import Database, utc_now
 from storage.errors import StorageError
 from storage.overview import Overview, overview
+from storage.shared_breaker import breaker_states
 from tasks.errors import BrokerUnavailable
+from tasks.metrics import BREAKER_STATE_HELP, BREAKER_STATE_NAME
 from tasks.queue_depth import queue_depths
 from tasks.registry import alive_since
 
@@ -22,10 +25,19 @@ KEEP_S = 5.0  # several servers may scrape: the database is asked once
 class RowCollector(Collector):
     """What cannot be read is left out, and `platemaker_exporter_up` says so."""
 
-    def __init__(self, database: Database, app: Celery, *, lease_s: float, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        database: Database,
+        app: Celery,
+        *,
+        lease_s: float,
+        breaker_rule: BreakerRule,
+        clock: Callable[[], float],
+    ) -> None:
         self._database = database
         self._app = app
         self._lease_s = lease_s
+        self._breaker_rule = breaker_rule
         self._clock = clock
         self._read: list[Metric] = []
         self._read_at: float | None = None
@@ -39,8 +51,10 @@ class RowCollector(Collector):
     def _ask(self) -> Iterator[Metric]:
         up = GaugeMetricFamily("platemaker_exporter_up", "Whether it could be read from.", labels=["source"])
         rows: Overview | None = None
+        breakers: dict[str, BreakerState] = {}
         with suppress(StorageError), self._database.reading() as session:
             now = utc_now()
+            breakers = breaker_states(session, self._breaker_rule, now)
             rows = overview(session, now=now, workers_seen_after=alive_since(now, self._lease_s))
         up.add_metric(["database"], rows is not None)
         depths: dict[str, int] | None = None
@@ -52,6 +66,8 @@ class RowCollector(Collector):
             yield _gauges("platemaker_queue_messages", "Messages that no worker has taken.", "queue", depths)
         if rows is not None:
             yield from _row_metrics(rows)
+            states = {name: state.number for name, state in breakers.items()}
+            yield _gauges(BREAKER_STATE_NAME, BREAKER_STATE_HELP, "breaker", states)
 
 
 def _row_metrics(rows: Overview) -> Iterator[Metric]:
@@ -98,7 +114,7 @@ def _gauges(name: str, text: str, label: str, values: Mapping[str, int] | Mappin
     return family
 
 
-def row_registry(database: Database, app: Celery, *, lease_s: float) -> CollectorRegistry:
+def row_registry(database: Database, app: Celery, *, lease_s: float, breaker_rule: BreakerRule) -> CollectorRegistry:
     registry = CollectorRegistry()
-    registry.register(RowCollector(database, app, lease_s=lease_s, clock=time.monotonic))
+    registry.register(RowCollector(database, app, lease_s=lease_s, breaker_rule=breaker_rule, clock=time.monotonic))
     return registry

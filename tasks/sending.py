@@ -15,5 +15,7 @@ def send_hint(app: Celery, unit: WaitingUnit) -> None:
     queue = queue_of(unit.stage, unit.tier)
     if unit.stage == Stage.READ:
         app.send_task("platemaker.prefill", args=[unit.tenant, unit.document_id], queue=queue)
+    elif unit.stage == Stage.WHOLE:
+        app.send_task("platemaker.answer", args=[unit.tenant, unit.document_id], queue=queue)
     elif unit.snapshot_id is not None:
         app.send_task("platemaker.decode", args=[unit.snapshot_id], queue=queue)

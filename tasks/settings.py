@@ -4,12 +4,44 @@ from typing import Self
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 
+from storage.breaker import BreakerRule
 from storage.settings import FloorSettings
+from storage.ways import Mode
 
 
 class TaskSettings(FloorSettings):
     broker_url: SecretStr | None = Field(
         None, description="Broker (URL, redis:// or rediss://). Default: none; work then runs inside the one process."
+    )
+    mode: Mode = Field(
+        Mode.AUTO,
+        description="How documents come to their answers: split (one pool reads and stores, another answers), "
+        "monolithic (who answers has read the document), or auto (the cheaper by what was measured, and in one piece "
+        "where the split cannot be had); a job's own --mode wins.",
+    )
+    canary_percent: float = Field(
+        0.0,
+        ge=0,
+        le=100,
+        description="Share of the documents that go the split way although mode would not send them there (percent).",
+    )
+    overload_age_s: float = Field(
+        3600.0,
+        gt=0,
+        description="How long a document may wait for the prefill pool before decode workers that have nothing else to "
+        "do read it themselves (seconds).",
+    )
+    breaker_failures: int = Field(
+        5,
+        ge=1,
+        description="Failures of the prefill pool, or of the object store as a worker sees it, with no success between "
+        "them, from which it is left alone (count).",
+    )
+    breaker_window_s: float = Field(
+        300.0, gt=0, description="Failures further apart than this are not counted together (seconds)."
+    )
+    breaker_cool_down_s: float = Field(
+        30.0, gt=0, description="How long it is left alone before one tries it again (seconds)."
     )
     documents_per_task: int = Field(
         16,
@@ -45,6 +77,10 @@ class TaskSettings(FloorSettings):
         "127.0.0.1", description="Address that they, and those of `platemaker exporter`, listen on (address)."
     )
     upkeep_s: float = Field(5.0, gt=0, description="How often each worker looks for lost work (seconds).")
+
+    @property
+    def breaker_rule(self) -> BreakerRule:
+        return BreakerRule(self.breaker_failures, self.breaker_window_s, self.breaker_cool_down_s)
 
     @field_validator("broker_url")
     @classmethod

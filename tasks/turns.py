@@ -25,6 +25,7 @@ from storage.units import (
     find_waiting,
     oldest_waiting,
     put_back_unit,
+    redirect,
     take_this_unit,
 )
 from tasks.queues import queue_of
@@ -50,15 +51,15 @@ class Turns:
         """One more of its tier to be answered beside it; None: there is none, or others are to be let in first."""
         return None if self.gives_way(unit) else self._take([Stage.ANSWER], [unit.tier])
 
-    def take_this(self, row: SnapshotRow) -> Unit | None:
-        """The answers from this snapshot, whatever else waits; None: another worker is at them."""
+    def take_this(self, stage: Stage, tenant: str, document_id: str, snapshot_id: int | None = None) -> Unit | None:
+        """This unit, whatever else waits; None: another worker is at it."""
         with self._place.database.writing() as session:
             now = utc_now()
-            of_document = (session, Stage.ANSWER, row.tenant)
-            add_units(*of_document, [row.document_id], tier=Tier.BATCH, now=now, snapshot_id=row.snapshot_id)
+            of_document = (session, stage, tenant)
+            add_units(*of_document, [document_id], tier=Tier.BATCH, now=now, snapshot_id=snapshot_id)
             return take_this_unit(
                 *of_document,
-                row.document_id,
+                document_id,
                 owner=self._place.new_owner(),
                 now=now,
                 lease_s=self._place.settings.lease_s,
@@ -146,6 +147,15 @@ class Turns:
             left = find_waiting(session, stage, tenant, document_id, now=utc_now())
         if left is not None and queue_of(left.stage, left.tier) != queue_of(instead.stage, instead.tier):
             self._send([left])
+
+    def hand_over(self, unit: Unit, stage: Stage) -> None:
+        """The document's work is to be done the other way."""
+        with self._place.database.writing() as session:
+            put_back_unit(session, unit)
+            waiting = WaitingUnit(unit.stage, unit.tier, unit.tenant, unit.document_id, unit.snapshot_id)
+            left = redirect(session, waiting, stage, now=utc_now())
+            following = self._following(session, unit)
+        self._send(following if left in following else [left, *following])
 
     def read_again(self, row: SnapshotRow, tier: Tier) -> None:
         """The document's snapshot is out of use and has to be made anew."""

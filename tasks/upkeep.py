@@ -4,26 +4,34 @@ must live for it."""
 import logging
 import threading
 import time
+from collections.abc import Collection
 from dataclasses import asdict
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
 from kombu.exceptions import OperationalError
+from sqlalchemy.orm import Session
 
 from storage.database import Database, utc_now
+from storage.documents import known_documents
 from storage.errors import StorageError
 from storage.items import recover_items
 from storage.kicks import take_unkicked
 from storage.retention import expire
-from storage.snapshots import ready_manifests
+from storage.snapshots import known_manifests
 from storage.sweep import prune_copies, sweep
-from storage.units import recover_units
+from storage.tiers import Stage, Tier
+from storage.units import add_units, find_waiting, recover_units, redirect
+from storage.ways import DocumentKey
 from tasks.app import PlatemakerApp
 from tasks.errors import BrokerUnavailable
 from tasks.metrics import PUT_BACK
 from tasks.queue_depth import queue_depths
+from tasks.queues import ALL_QUEUES, DECODE_QUEUES
+from tasks.residents import is_current
 from tasks.sending import send_hint
 from tasks.settings import TaskSettings
+from tasks.way import choose_fallbacks, choose_ways, look_at_pools, stage_of
 
 if TYPE_CHECKING:
     from tasks.workplace import Workplace  # brings torch, which a submit host need not have
@@ -43,8 +51,8 @@ def kick_waiting(
     limit: int = KICKS_AT_ONCE,
     first: str | None = None,
 ) -> int:
-    """Sends a prefill message for each document with queued items for which none was sent lately, up to `limit`, those
-    of the job `first` before others; returns how many.
+    """Sends a message for each document with queued items for which none was sent lately, up to `limit`, those of the
+    job `first` before others, to where the way of its questions begins; returns how many.
 
     Raises:
         BrokerUnavailable: nothing could be sent; the rows stay and the next upkeep tries again.
@@ -56,11 +64,47 @@ def kick_waiting(
             units = take_unkicked(
                 session, now=now, kicked_before=now - timedelta(seconds=patience), limit=limit, first=first
             )
-            for unit in units:
-                send_hint(app, unit)
+            keys = [DocumentKey(unit.tenant, unit.document_id) for unit in units]
+            choices = choose_ways(session, keys, settings, now)
+            for key, unit in zip(keys, units, strict=True):
+                stage = stage_of(choices[key]) if key in choices else unit.stage
+                send_hint(app, redirect(session, unit, stage, now=now))
     except OperationalError as exc:
         raise BrokerUnavailable from exc
     return len(units)
+
+
+def take_over(app: PlatemakerApp, database: Database, settings: TaskSettings) -> int:
+    """Sends to the decode pool what waits in vain for the prefill pool; returns how many documents. Of what only waits
+    long, no more than there are idle decode workers: the prefill pool still comes to the others.
+
+    Raises:
+        BrokerUnavailable: nothing could be sent.
+    """
+    now = utc_now()
+    with database.reading() as session:
+        pools = look_at_pools(session, settings, now)
+    if not pools.decoders:
+        return 0
+    limit = KICKS_AT_ONCE if pools.trouble else pools.decoders - _waiting_messages(app, DECODE_QUEUES)
+    if limit <= 0:
+        return 0
+    try:
+        with database.writing() as session:
+            choices = choose_fallbacks(session, settings, now, limit=limit)
+            for key, choice in choices.items():
+                _send_anew(app, session, key, stage_of(choice), now)
+    except OperationalError as exc:
+        raise BrokerUnavailable from exc
+    return len(choices)
+
+
+def _send_anew(app: PlatemakerApp, session: Session, key: DocumentKey, stage: Stage, now: datetime) -> None:
+    """Unless somebody is at it."""
+    add_units(session, Stage.READ, key.tenant, [key.document_id], tier=Tier.BATCH, now=now)
+    unit = find_waiting(session, Stage.READ, *key, now=now)
+    if unit is not None:
+        send_hint(app, redirect(session, unit, stage, now=now))
 
 
 def queued_messages(app: PlatemakerApp) -> int:
@@ -69,7 +113,11 @@ def queued_messages(app: PlatemakerApp) -> int:
     Raises:
         BrokerUnavailable: the broker does not answer, or refuses the login.
     """
-    return sum(queue_depths(app).values())
+    return _waiting_messages(app, ALL_QUEUES)
+
+
+def _waiting_messages(app: PlatemakerApp, queues: Collection[str]) -> int:
+    return sum(depth for queue, depth in queue_depths(app).items() if queue in queues)
 
 
 class Upkeep:
@@ -102,6 +150,9 @@ class Upkeep:
         self._drop_residents()
         self._prune_copies()
         kick_waiting(self._app, self._database, self._settings)
+        taken = take_over(self._app, self._database, self._settings)
+        if taken:
+            logger.warning("documents sent to the decode pool", extra={"count": taken})
         self._end_lifetimes()
 
     def _recover_units(self) -> None:
@@ -114,12 +165,16 @@ class Upkeep:
             raise BrokerUnavailable from exc
 
     def _drop_residents(self) -> None:
-        """Lets go of the KV in memory of snapshots that are out of use: expired, erased or written anew."""
-        kept = self._place.residents.keys()
-        if kept:
-            with self._database.reading() as session:
-                ready = ready_manifests(session, [key.snapshot_id for key in kept])
-            self._place.residents.drop([key for key in kept if key not in ready])
+        """Lets go of the KV in memory of snapshots that are out of use: expired, erased or written anew; and of texts
+        that were erased."""
+        kept, texts = self._place.residents.keys(), self._place.texts.keys()
+        with self._database.reading() as session:
+            if kept:
+                known = known_manifests(session, [key.snapshot_id for key in kept])
+                self._place.residents.drop([key for key in kept if not is_current(key, known)])
+            if texts:
+                there = known_documents(session, texts)
+                self._place.texts.drop([key for key in texts if key not in there])
 
     def _end_lifetimes(self) -> None:
         with self._database.writing() as session:

@@ -9,18 +9,21 @@ import uuid
 from dataclasses import dataclass, field
 
 from kernels.settings import KernelSettings
+from storage.breaker import Breaker, BreakerState
 from storage.database import Database
 from storage.errors import StorageError
 from storage.limits import NO_LIMITS, Limits
 from storage.objects import ObjectStore, open_store
 from storage.retention import Lifetimes
 from storage.settings import StorageSettings
+from storage.ways import DocumentKey
 from tasks.engine import Engine
 from tasks.heartbeat import Heartbeat
-from tasks.metrics import OUTAGES, note_transfer
+from tasks.metrics import BREAKER_STATE, OUTAGES, note_transfer
 from tasks.queues import EVERYTHING, Duty
 from tasks.residents import ResidentKey, Residents
 from tasks.settings import TaskSettings
+from tasks.texts import Texts
 
 logger = logging.getLogger(__name__)
 STOP_S = 30.0  # a chunk of a long document on a slow CPU
@@ -43,8 +46,10 @@ class Workplace:
     limits: Limits = NO_LIMITS
     duty: Duty = EVERYTHING
     draining: threading.Event = field(default_factory=threading.Event)
+    store_breaker: Breaker | None = None  # None: the store is asked however often it fails
     heartbeat: Heartbeat = field(init=False)
     residents: Residents = field(init=False)
+    texts: Texts = field(init=False, default_factory=Texts)
     proved: set[ResidentKey] = field(init=False, default_factory=set)  # snapshots whose probe held in this process
     outage: StorageError | None = field(init=False, default=None)  # of the last task; None: it could work
     _outages_in_a_row: int = field(init=False, default=0)
@@ -58,20 +63,36 @@ class Workplace:
         cls, storage: StorageSettings, kernel: KernelSettings, task: TaskSettings, duty: Duty = EVERYTHING
     ) -> "Workplace":
         stopping = threading.Event()
+        breaker = Breaker(task.breaker_rule)
+        BREAKER_STATE.labels("store").set_function(lambda: breaker.state.number)
         return cls(
             Database(storage, stopping=stopping),
-            open_store(storage, stopping=stopping, note=note_transfer),
+            open_store(storage, stopping=stopping, note=note_transfer, breaker=breaker),
             Engine(kernel),
             task,
             Lifetimes.of(storage),
             stopping,
             storage.limits,
             duty,
+            store_breaker=breaker,
         )
 
     @property
     def worker_name(self) -> str:
         return f"{socket.gethostname()}:{os.getpid()}"
+
+    @property
+    def is_store_away(self) -> bool:
+        """It failed so often that it is left alone for now."""
+        return self.store_breaker is not None and self.store_breaker.state == BreakerState.OPEN
+
+    def text(self, tenant: str, document_id: str) -> str:
+        """
+        Raises:
+            ObjectMissing: the text is not stored any more.
+            StoreUnusable: the store does not answer, and the text is not in memory.
+        """
+        return self.texts.get(self.store, DocumentKey(tenant, document_id))
 
     def new_owner(self) -> str:
         """A name for one run of one task; leases are held under it."""

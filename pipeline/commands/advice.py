@@ -24,11 +24,12 @@ def advise(
 ) -> None:
     """Say for each group of documents whether to read in one piece, share, or split, and why."""
     from kernels.settings import KernelSettings
-    from pipeline.insight.advise import Asked, Measured, probe_store
+    from pipeline.insight.advise import Asked, probe_store
     from pipeline.insight.advise import advise as advice
     from pipeline.planning.folder import folder_lengths
     from pipeline.planning.profiles import load_profiles
     from pipeline.questions import load_questions
+    from storage.break_even import SplitRates
     from storage.history import asked_documents, snapshot_bytes_per_token
     from storage.rates import measured_rates
 
@@ -51,7 +52,7 @@ def advise(
         put, get = probe_store(store)
     device = load_profiles().device(profile, model)
     here = rates.prefill_tokens_per_s is not None and per_token is not None
-    measured = Measured(
+    measured = SplitRates(
         rates.prefill_tokens_per_s or 1 / device.prefill_s_per_token, put, get, per_token or device.kv_bytes_per_token
     )
     lines = advice(asked, measured)

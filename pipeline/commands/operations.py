@@ -77,7 +77,7 @@ def exporter() -> None:
         raise typer.BadParameter("the exporter asks a broker: set PLATEMAKER_BROKER_URL.")
     database = Database(StorageSettings().model_copy(update={"patience_s": 0.0}))
     database.check_schema()
-    registry = row_registry(database, configure(task), lease_s=task.lease_s)
+    registry = row_registry(database, configure(task), lease_s=task.lease_s, breaker_rule=task.breaker_rule)
     server = HttpServer(task.metrics_address, task.metrics_port or EXPORTER_PORT, registry)
     typer.echo(f"Metrics of the cluster are at {server.url}/metrics")
     server.serve_forever()

@@ -327,6 +327,10 @@ def _print_why(found: "Why") -> None:
         seconds = "not measured yet" if found.prefill_s is None else f"about {found.prefill_s:,.1f} s"
         reused = f"; {found.reused_tokens:,} of {found.num_tokens:,} are stored" if found.reused_tokens else ""
         typer.echo(f"A new prefill reads {found.new_tokens:,} tokens ({seconds}{reused}).")
+    if found.sent is not None:
+        typer.echo(f"Its questions were last sent: {found.sent}.")
+    if found.answers:
+        typer.echo(f"Its answers came: {', '.join(f'{way} {count:,}' for way, count in found.answers.items())}.")
 
 
 def _mb(size_bytes: int) -> str:

@@ -1,7 +1,7 @@
 """`submit`: a job for the workers."""
 
 import json
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -11,6 +11,7 @@ from pipeline.commands.opening import kick, opened
 from pipeline.commands.options import Files, JobOptions, Json, QuestionOptions, ReadingOptions, TierOption, taking
 from pipeline.exits import Exit
 from storage.tiers import Tier
+from storage.ways import Mode
 
 if TYPE_CHECKING:
     from kernels.settings import KernelSettings
@@ -25,6 +26,10 @@ def submit(
     *,
     files: Files,
     tier: TierOption = Tier.BATCH,
+    mode: Annotated[
+        Mode | None,
+        typer.Option(help="How this job's documents come to their answers. Default: as PLATEMAKER_MODE says."),
+    ] = None,
     json_output: Json = False,
 ) -> None:
     """Hand a job to the workers and print its id."""
@@ -49,6 +54,7 @@ def submit(
         client_key=job.key,
         times=times,
         tier=tier,
+        mode=mode,
     )
 
 

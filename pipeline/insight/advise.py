@@ -7,30 +7,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from storage.break_even import SHORT_TOKENS, SplitRates
 from storage.objects import ObjectStore
 
 PROBE_BYTES = 8 * 1024 * 1024
-GROUPS = ((0, "short"), (4_000, "medium"), (16_000, "long"), (64_000, "very long"))
-
-
-@dataclass(frozen=True)
-class Measured:
-    """Rates that the advice stands on."""
-
-    prefill_tokens_per_s: float
-    put_bytes_per_s: float
-    get_bytes_per_s: float
-    kv_bytes_per_token: float
-
-    def read_s(self, tokens: float) -> float:
-        return tokens / self.prefill_tokens_per_s
-
-    def put_s(self, tokens: float) -> float:
-        """Beyond what is hidden behind reading: chunks are stored while the next is computed."""
-        return max(0.0, tokens * self.kv_bytes_per_token / self.put_bytes_per_s - self.read_s(tokens))
-
-    def get_s(self, tokens: float) -> float:
-        return tokens * self.kv_bytes_per_token / self.get_bytes_per_s
+GROUPS = ((0, "short"), (SHORT_TOKENS, "medium"), (16_000, "long"), (64_000, "very long"))
 
 
 @dataclass(frozen=True)
@@ -82,7 +63,7 @@ def probe_store(store: ObjectStore, repeats: int = 3) -> tuple[float, float]:
     return PROBE_BYTES / min(put_s), PROBE_BYTES / min(get_s)
 
 
-def advise(documents: Sequence[Asked], rates: Measured) -> list[Advice]:
+def advise(documents: Sequence[Asked], rates: SplitRates) -> list[Advice]:
     """One entry for each group of lengths that has documents, the shortest first."""
     limits = [*(least for least, _ in GROUPS[1:]), float("inf")]
     found = []
@@ -93,15 +74,13 @@ def advise(documents: Sequence[Asked], rates: Measured) -> list[Advice]:
     return found
 
 
-def _group(name: str, group: Sequence[Asked], rates: Measured) -> Advice:
+def _group(name: str, group: Sequence[Asked], rates: SplitRates) -> Advice:
     count = len(group)
     tokens = sum(each.tokens for each in group) / count
     questions = sum(each.questions for each in group) / count
     jobs = sum(each.jobs for each in group) / count
     read, put, get = rates.read_s(tokens), rates.put_s(tokens), rates.get_s(tokens)
     one_piece, shared, split = read * questions * jobs, read * jobs, read + put + get * jobs
-    # n·read > read + put + get, for one job of n questions
-    break_even = int((read + put + get) / read) + 1 if read else None
     if questions * jobs <= 1 or one_piece <= min(shared, split):
         way, reason = "one piece", "each document is asked once, so nothing can be shared"
     elif split < shared:
@@ -119,7 +98,7 @@ def _group(name: str, group: Sequence[Asked], rates: Measured) -> Advice:
         questions_per_job=questions,
         jobs=jobs,
         reuse=questions * jobs,
-        break_even=break_even,
+        break_even=rates.break_even(tokens),
         one_piece_s=one_piece,
         shared_s=shared,
         split_s=split,

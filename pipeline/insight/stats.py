@@ -12,8 +12,11 @@ from pipeline.insight.percentiles import Spread, spread
 from storage.charge_by import ChargeBy
 from storage.charges import usage
 from storage.database import Database
-from storage.measures import Measures, measures
+from storage.measures import Measures, OfWay, measures
 from storage.pulse import IN_MEMORY
+from storage.ways import Way
+
+WAY_NAMES = {Way.SPLIT: "split", Way.ONE_PIECE: "in one piece", Way.FALLBACK: "fallback"}
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,11 @@ class Stats:
             "first_token_s": spread(found.first_token_s),
         }
 
+    @property
+    def ways_gone(self) -> dict[Way, OfWay]:
+        """Those that brought any answer."""
+        return {way: of for way, of in self.found.ways.items() if of.answers}
+
     def record(self) -> dict[str, Any]:
         found = self.found
         return {
@@ -60,10 +68,10 @@ class Stats:
             "tokens_saved": self.tokens_saved,
             "output_tokens": found.output_tokens,
             "answers": {
-                "split": found.split_answers,
-                "one_piece": found.one_piece_answers,
+                **{way.value: of.answers for way, of in found.ways.items()},
                 "carried_over": found.carried_answers,
             },
+            "ways": {way.value: _way_record(of) for way, of in found.ways.items()},
             "cost": self.charge.record(),
         }
 
@@ -89,8 +97,10 @@ def print_stats(console: Console, stats: Stats) -> None:
         cells = ("0", "–", "–") if each is None else (f"{each.count:,}", _seconds(each.p50), _seconds(each.p95))
         table.add_row(names[key], *cells)
     console.print(table)
+    if stats.ways_gone:
+        console.print()
+        console.print(_ways_table(stats))
     hits = "–" if stats.hit_rate is None else f"{stats.hit_rate:.0%}"
-    answers = found.split_answers + found.one_piece_answers + found.carried_answers
     lines = [
         ("Hit rate", f"{hits}: {found.found_ready:,} of {found.looked_up:,} documents had a snapshot ready"),
         ("Loads", _loads(stats)),
@@ -98,11 +108,7 @@ def print_stats(console: Console, stats: Stats) -> None:
             "Tokens",
             f"{found.computed_tokens:,} computed, {stats.tokens_saved:,} saved, {found.output_tokens:,} written",
         ),
-        (
-            "Answers",
-            f"{answers:,}: {found.split_answers:,} split, {found.one_piece_answers:,} in one piece, "
-            f"{found.carried_answers:,} taken over from earlier jobs",
-        ),
+        ("Answers", _shares(found)),
         ("Devices", f"{stats.charge.used.device_s:,.1f} s"),
     ]
     if stats.charge.total is not None:
@@ -116,6 +122,35 @@ def _loads(stats: Stats) -> str:
     rate = "–" if stats.memory_rate is None else f"{stats.memory_rate:.0%}"
     memory, copies, store = (stats.found.loads.get(source, 0) for source in (IN_MEMORY, "copies", "store"))
     return f"{rate} in memory: {memory:,} snapshots there, {copies:,} from local copies, {store:,} from the store"
+
+
+def _way_record(of: OfWay) -> dict[str, Any]:
+    spreads = {"first_token_s": spread(of.first_token_s), "total_s": spread(of.total_s)}
+    return {
+        "answers": of.answers,
+        "why": {why.value: count for why, count in of.whys.items()},
+        **{name: None if each is None else asdict(each) for name, each in spreads.items()},
+    }
+
+
+def _ways_table(stats: Stats) -> Table:
+    """A line for each way that brought answers: how long they took and why they came that way."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in ("way", "answers", "first token", "p95", "all of it", "p95"):
+        table.add_column(heading, justify="left" if heading == "way" else "right")
+    table.add_column("why")
+    for way, of in stats.ways_gone.items():
+        first, total = spread(of.first_token_s), spread(of.total_s)
+        cells = [_seconds(value) for each in (first, total) if each is not None for value in (each.p50, each.p95)]
+        whys = ", ".join(f"{why.value} {count:,}" for why, count in sorted(of.whys.items(), key=lambda one: -one[1]))
+        table.add_row(WAY_NAMES[way], f"{of.answers:,}", *cells, whys)
+    return table
+
+
+def _shares(found: Measures) -> str:
+    parts = [f"{of.answers:,} {WAY_NAMES[way]}" for way, of in found.ways.items()]
+    answers = found.carried_answers + sum(of.answers for of in found.ways.values())
+    return f"{answers:,}: {', '.join(parts)}, {found.carried_answers:,} taken over from earlier jobs"
 
 
 def _seconds(value: float) -> str:

@@ -71,6 +71,8 @@ class ReportLine:
             "first_token_s": row.first_token_s,
             "total_s": row.total_s,
             "carried_from": row.carried_from,
+            "way": row.way,
+            "why": row.why,
         }
 
     def json_record(self) -> dict[str, Any]:

@@ -39,6 +39,7 @@ class Summary:
     documents: int
     snapshots_found: int
     snapshots_made: int
+    read_in_one_piece: int
     tokens_read: int
     tokens_reused: int
     tokens_without_sharing: int
@@ -118,6 +119,7 @@ def summary_of(database: Database, tenant: str, job_id: str, tally: Tally) -> Su
         documents=len(tally.documents),
         snapshots_found=sum(reading.way == "found" for reading in readings),
         snapshots_made=sum(reading.way == "computed" for reading in readings),
+        read_in_one_piece=sum(reading.way == "one_piece" for reading in readings),
         tokens_read=sum(reading.computed_tokens for reading in readings),
         tokens_reused=sum(reading.reused_tokens for reading in readings),
         tokens_without_sharing=timing.cached_tokens,

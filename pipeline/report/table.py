@@ -63,10 +63,10 @@ def print_summary(console: Console, summary: Summary, files: tuple[Path, ...]) -
     table.add_column(style="dim", no_wrap=True)
     table.add_column()
     table.add_row("Rows", _rows(summary))
-    if summary.snapshots_found and not summary.snapshots_made:
+    if summary.snapshots_found and not summary.snapshots_made and not summary.read_in_one_piece:
         how = "snapshot found, nothing read again" if summary.snapshots_found == 1 else "snapshots found, nothing read"
         table.add_row("Prefill", f"none: {summary.snapshots_found} {how} ({summary.tokens_reused:,} tokens reused)")
-    elif summary.snapshots_made:
+    elif summary.snapshots_made or summary.read_in_one_piece:
         speed = f" ({summary.prefill_tokens_per_s:,.0f} tokens/s)" if summary.prefill_tokens_per_s else ""
         reused = f"; {summary.tokens_reused:,} tokens reused from stored chunks" if summary.tokens_reused else ""
         table.add_row("Prefill", f"{summary.prefill_s:.1f} s{speed}{reused}")
@@ -74,7 +74,8 @@ def print_summary(console: Console, summary: Summary, files: tuple[Path, ...]) -
         table.add_row("Tokens read", f"{summary.tokens_read:,}, once")
         table.add_row("Without sharing", f"{summary.tokens_without_sharing:,} tokens would have been read")
         count = summary.snapshots_found + summary.snapshots_made
-        table.add_row("Snapshots", f"{summary.snapshot_bytes / 1e6:,.1f} MB in {count}")
+        in_one_piece = f"; {summary.read_in_one_piece} read in one piece" if summary.read_in_one_piece else ""
+        table.add_row("Snapshots", f"{summary.snapshot_bytes / 1e6:,.1f} MB in {count}{in_one_piece}")
     if summary.decode_tokens_per_s:
         table.add_row(
             "Decode",

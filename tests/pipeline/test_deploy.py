@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry
 
 from pipeline.cli import cli
 from pipeline.settings import PipelineSettings
+from storage.breaker import BreakerRule
 from storage.database import Database
 from storage.settings import StorageSettings
 from tasks.app import app
@@ -130,7 +131,7 @@ def series(tmp_path: Path) -> set[str]:
     database.upgrade()
     app.conf.update(broker_url="memory://", broker_transport=None)
     names = set()
-    for registry in (REGISTRY, devices, row_registry(database, app, lease_s=30)):
+    for registry in (REGISTRY, devices, row_registry(database, app, lease_s=30, breaker_rule=BreakerRule(5, 300, 30))):
         for family in registry.collect():
             ends = {"counter": ["_total"], "histogram": ["_bucket", "_sum", "_count"]}.get(family.type, [""])
             names |= {family.name + end for end in ends}

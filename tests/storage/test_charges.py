@@ -101,7 +101,7 @@ def test_the_numbers_of_a_time_leave_out_what_was_before(database: Database) -> 
         asked = asked_documents(session, "acme", "tiny")
         now = pulse(session, since=NOW)
 
-    assert (every.split_answers + every.one_piece_answers, every.looked_up, every.load_s) == (3, 1, [])
+    assert (sum(way.answers for way in every.ways.values()), every.looked_up, every.load_s) == (3, 1, [])
     assert every.prefill_s == [READ_S]
     assert (after.first_token_s, after.looked_up) == ([], 0)
     assert asked == [(1000, 1, 3)]

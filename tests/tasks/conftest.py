@@ -12,6 +12,8 @@ from pipeline.submit import Submission, submit
 from storage.settings import StorageSettings
 from tasks.settings import TaskSettings
 from tasks.workplace import Workplace
+from tests.storage.conftest import database as database
+from tests.storage.conftest import server as server
 
 TEXT = "".join(f"Article {n}. The Supplier shall deliver part {n * 37 % 101} within {n} days.\n" for n in range(1, 25))
 
@@ -48,7 +50,7 @@ def submit_texts(tmp_path: Path) -> Callable[..., Submission]:
     """Submits texts as files with a number of questions, and options of the job or of generation."""
 
     def submitter(place: Workplace, *texts: str, questions: int = 3, **options: Any) -> Submission:
-        of_job = ("reuse_answers", "only_prefill", "tier")
+        of_job = ("reuse_answers", "only_prefill", "tier", "mode")
         job = {name: options.pop(name) for name in of_job if name in options}
         settings = PipelineSettings(tenant=options.pop("tenant", "default"))
         files = []

@@ -5,6 +5,7 @@ import pytest
 from prometheus_client import generate_latest
 
 from pipeline.submit import Submission
+from storage.breaker import BreakerRule
 from storage.database import Database
 from storage.settings import StorageSettings
 from tasks.app import app, configure
@@ -18,6 +19,7 @@ from tasks.workplace import Workplace
 from tests.tasks.conftest import TEXT
 
 Submit = Callable[..., Submission]
+RULE = BreakerRule(failures=1, window_s=60, cool_down_s=60)
 
 
 def value(name: str, **labels: str) -> float:
@@ -112,7 +114,7 @@ def test_no_label_holds_a_tenant_or_a_text(place: Workplace, submit_texts: Submi
 @pytest.fixture
 def collector(place: Workplace) -> RowCollector:
     configure(TaskSettings())
-    return RowCollector(place.database, app, lease_s=30, clock=lambda: 0.0)
+    return RowCollector(place.database, app, lease_s=30, breaker_rule=RULE, clock=lambda: 0.0)
 
 
 def samples(collector: RowCollector) -> dict[tuple[str, str], float]:
@@ -136,7 +138,7 @@ def test_the_exporter_counts_rows_and_messages(place: Workplace, submit_texts: S
 
 def test_rows_are_read_once_for_scrapes_close_together(place: Workplace, submit_texts: Submit) -> None:
     now = [0.0]
-    collector = RowCollector(place.database, app, lease_s=30, clock=lambda: now[0])
+    collector = RowCollector(place.database, app, lease_s=30, breaker_rule=RULE, clock=lambda: now[0])
     before = samples(collector)
     submit_texts(place, TEXT, questions=3)
 

@@ -10,13 +10,14 @@ from rich.console import Console
 from kernels.params import GenerationParams
 from kernels.settings import KernelSettings
 from pipeline.errors import BaselineFailed
-from pipeline.insight.advise import Asked, Measured, advise, probe_store
+from pipeline.insight.advise import Asked, advise, probe_store
 from pipeline.insight.baseline import measure_baseline
 from pipeline.insight.baseline_table import print_baseline, print_change
 from pipeline.insight.costs import Prices, charges
 from pipeline.insight.monitor import View, look, screen
 from pipeline.insight.percentiles import spread
 from pipeline.insight.plots import plot_spreads
+from storage.break_even import SplitRates
 from storage.charges import Usage
 from storage.database import Database
 from storage.objects import FolderStore
@@ -51,7 +52,7 @@ def test_a_charge_is_the_sum_of_its_parts_and_lines_add_up() -> None:
     ],
 )
 def test_the_advice_is_the_way_that_takes_least(asked: Asked, get_bytes_per_s: float, way: str) -> None:
-    rates = Measured(500.0, 1e9, get_bytes_per_s, 20_000.0)
+    rates = SplitRates(500.0, 1e9, get_bytes_per_s, 20_000.0)
 
     (found,) = advise([asked], rates)
 
