@@ -22,6 +22,7 @@ from storage.snapshots import (
     abandon_writing,
     claim_writing,
     find_or_create,
+    is_writer,
     note_progress,
     note_readings,
     publish,
@@ -212,6 +213,9 @@ def _publish(
         if loss is None
         else CodecError(logit_rel_error=loss.logit_rel_error, top1_agreement=loss.top1_agreement),
     )
+    with place.database.reading() as session:
+        if not is_writer(session, claim):  # frozen meanwhile: the manifest that is there is another's
+            return None
     digest = put_manifest(place.store, row, manifest)
     now = utc_now()
     with place.database.writing() as session:
