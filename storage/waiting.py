@@ -32,13 +32,16 @@ def next_waiting_snapshot(
     session: Session, *, model: str, passed_over: Collection[int], now: datetime
 ) -> SnapshotRow | None:
     """The oldest ready snapshot that nobody reads while questions for the model wait for its document; not one of
-    `passed_over`."""
+    `passed_over`, and none on whose document a worker has died: whoever answers beside that one would die with it."""
+    of_document = (
+        ItemRow.tenant == SnapshotRow.tenant,
+        ItemRow.document_id == SnapshotRow.document_id,
+        ItemRow.state == ItemState.QUEUED,
+    )
     waiting = (
         exists()
         .where(
-            ItemRow.tenant == SnapshotRow.tenant,
-            ItemRow.document_id == SnapshotRow.document_id,
-            ItemRow.state == ItemState.QUEUED,
+            *of_document,
             JobRow.job_id == ItemRow.job_id,
             JobRow.model == model,
             not_(is_over(now)),
@@ -46,6 +49,7 @@ def next_waiting_snapshot(
         )
         .correlate(SnapshotRow)
     )
+    suspect = exists().where(*of_document, ItemRow.attempts > 0).correlate(SnapshotRow)
     return session.scalar(
         select(SnapshotRow)
         .where(
@@ -53,6 +57,7 @@ def next_waiting_snapshot(
             SnapshotRow.snapshot_id.not_in(passed_over),
             ~is_leased(now),
             waiting,
+            ~suspect,
         )
         .order_by(SnapshotRow.snapshot_id)
         .limit(1)

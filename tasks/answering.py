@@ -92,6 +92,7 @@ class Answering:
         self._todo = [row]
         self._seen: set[int] = set()
         self._open: list[_Open] = []
+        self._is_suspect = False  # a worker died on a document that is answered here
         self._decoder: Decoder
         self._quoting: Quoting
         self._fitting_batch = place.engine.settings.max_batch
@@ -141,6 +142,7 @@ class Answering:
             words = _Words(self.place, row)
             while opened is not None and self.place.may_claim() and (items := self._claim(opened)):
                 opened.items |= {item.item_id for item in items}
+                self._is_suspect |= any(item.attempts for item in items)
                 lookup = words.lookup if len(items) <= FEW_QUESTIONS else None
                 for number, item in enumerate(items):
                     if not self.place.may_claim():
@@ -161,13 +163,14 @@ class Answering:
                 self._close_if_done(opened)
 
     def _rows(self) -> Iterator[SnapshotRow]:
-        """Those to be answered, then others that wait, as long as they fit into the memory for snapshots."""
+        """Those to be answered, then others that wait, as long as they fit into the memory for snapshots. None beside
+        a document that a worker died on, so that it does not take others with it once more."""
         while self._todo and self.place.may_claim():
             row = self._todo.pop(0)
             self._seen.add(row.snapshot_id)
             yield row
         place = self.place
-        while len(self._seen) < place.settings.documents_per_task and place.may_claim():
+        while not self._is_suspect and len(self._seen) < place.settings.documents_per_task and place.may_claim():
             with place.database.reading() as session:
                 found = next_waiting_snapshot(session, model=place.engine.name, passed_over=self._seen, now=utc_now())
             if found is None:
