@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING
 from kombu.exceptions import OperationalError
 
 from storage.database import Database, utc_now
+from storage.deaths import release_dead_writers
 from storage.errors import StorageError
 from storage.items import recover_items, take_unkicked
 from storage.retention import expire
 from storage.snapshots import ready_manifests
 from storage.sweep import prune_copies, sweep
 from tasks.app import PlatemakerApp
+from tasks.broker_memory import remembers_since
 from tasks.errors import BrokerUnavailable
 from tasks.metrics import PUT_BACK
 from tasks.queue_depth import queue_depths
@@ -40,10 +42,12 @@ def kick_waiting(app: PlatemakerApp, database: Database, settings: TaskSettings,
         BrokerUnavailable: nothing could be sent; the rows stay and the next upkeep tries again.
     """
     patience = settings.lease_s * (PATIENCE_WHILE_BUSY if queued_messages(app) else 1)
-    now = utc_now()
+    lost_before = remembers_since(app)
+    now = utc_now()  # only now: what is sent here is not lost
+    kicked_before = max(now - timedelta(seconds=patience), lost_before)
     try:
         with database.writing() as session:
-            documents = take_unkicked(session, now=now, kicked_before=now - timedelta(seconds=patience), limit=limit)
+            documents = take_unkicked(session, now=now, kicked_before=kicked_before, limit=limit)
             for document in documents:
                 app.send_task("platemaker.prefill", args=[document.tenant, document.document_id])
     except OperationalError as exc:
@@ -83,6 +87,8 @@ class Upkeep:
     def once(self) -> None:
         with self._database.writing() as session:
             recovered = recover_items(session, now=utc_now(), max_attempts=self._settings.max_attempts)
+        with self._database.writing() as session:
+            recovered += release_dead_writers(session, now=utc_now())
         if recovered:
             PUT_BACK.inc(recovered)
             logger.warning("items put back", extra={"count": recovered})

@@ -3,7 +3,6 @@
 import logging
 import os
 import random
-import socket
 import threading
 import uuid
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from storage.settings import StorageSettings
 from tasks.engine import Engine
 from tasks.heartbeat import Heartbeat
 from tasks.metrics import OUTAGES, note_transfer
+from tasks.registry import worker_name
 from tasks.residents import ResidentKey, Residents
 from tasks.settings import TaskSettings
 
@@ -63,7 +63,7 @@ class Workplace:
 
     @property
     def worker_name(self) -> str:
-        return f"{socket.gethostname()}:{os.getpid()}"
+        return worker_name(os.getpid())
 
     def new_owner(self) -> str:
         """A name for one run of one task; leases are held under it."""
