@@ -1,5 +1,6 @@
 """One database: its connections, transactions, schema version and migrations."""
 
+import logging
 import sqlite3
 import ssl
 import threading
@@ -22,10 +23,16 @@ from storage.tls import database_address
 
 BUSY_TIMEOUT_S = 30
 ANSWER_TIMEOUT_S = 60  # for connecting and for each statement; a migration of large tables needs some time
+# A process that freezes, or whose machine loses its power, inside a transaction: PostgreSQL ends that after so long, or
+# everybody would wait for its locks. Less than the shortest sensible lease.
+IDLE_TIMEOUT_S = 10
+# A connection that a server cut off cannot be closed politely; SQLAlchemy tells that with a traceback each.
+logging.getLogger("sqlalchemy.pool").setLevel(logging.CRITICAL)
 UPGRADE_LOCK = 0x706C6174  # any number that nobody else locks in this database
 SCHEMA_CODES = ("42P01", "42703")  # no such table, no such column
 # Refused or lost connections, conflicts with another transaction, out of resources, shutting down
-PASSING_CODES = ("08", "40", "53", "57P")
+# and 25P03: this process said nothing for too long inside a transaction
+PASSING_CODES = ("08", "25P03", "40", "53", "57P")
 LOGIN_CODES = ("28", "3D")  # wrong user or password, no such database
 FULL = (
     "The disk of the database is full or broken. Free space, or set PLATEMAKER_DATABASE_URL or PLATEMAKER_DATA_DIR to "
@@ -105,7 +112,7 @@ class Database:
         engine = self.engine.execution_options(platemaker_read_only=read_only)
         try:
             with Session(engine, expire_on_commit=False) as session:
-                self._patience.call(lambda: _begin(session))
+                self._patience.call(lambda: _begin(session, read_only=read_only))
                 yield session
         except DBAPIError as exc:
             _raise_translated(exc)
@@ -143,9 +150,11 @@ class Database:
         self.engine.dispose()
 
 
-def _begin(session: Session) -> None:
+def _begin(session: Session, *, read_only: bool) -> None:
     try:
-        session.connection()
+        connection = session.connection()
+        if read_only and connection.dialect.name == "postgresql":  # holds no lock, and a report may take its time
+            connection.exec_driver_sql("SET LOCAL idle_in_transaction_session_timeout = 0")
     except DBAPIError as exc:
         session.rollback()
         _raise_translated(exc)
@@ -219,6 +228,11 @@ def _server_engine(url: str, ca_file: Path | None) -> Engine:
             raise DatabaseRefused(NOT_TRUSTED) from exc
         except OSError as exc:
             raise DatabaseUnavailable from exc
+
+    @event.listens_for(engine, "connect")
+    def _limit_idling(connection: Any, _record: Any) -> None:
+        connection.cursor().execute(f"SET idle_in_transaction_session_timeout = {IDLE_TIMEOUT_S * 1000:.0f}")
+        connection.commit()
 
     return engine
 

@@ -20,12 +20,13 @@ from storage.ways import Way, Why
 
 @dataclass(frozen=True)
 class OpenItem:
-    """What a worker needs to know of an item."""
+    """What a worker needs to know of an item. `attempts`: how often a worker has died on it."""
 
     item_id: int
     job_id: str
     question: str
     params: dict[str, Any]
+    attempts: int
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,17 @@ class NewAnswer:
 def queued_items(session: Session, *, tenant: str, document_id: str, model: str) -> list[OpenItem]:
     """The queued items of a document, over all jobs that ask this model."""
     return _open_items(session, tenant, document_id, model, limit=None)
+
+
+def is_suspect(session: Session, tenant: str, document_id: str) -> bool:
+    """Whether a worker has died on queued questions of the document: who is answered beside it would die with it."""
+    died = select(ItemRow.item_id).where(
+        ItemRow.tenant == tenant,
+        ItemRow.document_id == document_id,
+        ItemRow.state == ItemState.QUEUED,
+        ItemRow.attempts > 0,
+    )
+    return session.scalar(died.limit(1)) is not None
 
 
 def claim_items(
@@ -101,7 +113,7 @@ def _open_items(
     only_fast: bool = False,
 ) -> list[OpenItem]:
     query = (
-        select(ItemRow.item_id, ItemRow.job_id, QuestionRow.text, QuestionRow.params)
+        select(ItemRow.item_id, ItemRow.job_id, ItemRow.attempts, QuestionRow.text, QuestionRow.params)
         .join(JobRow, JobRow.job_id == ItemRow.job_id)
         .join(
             QuestionRow,
@@ -123,7 +135,7 @@ def _open_items(
     if limit is not None:
         query = query.limit(limit).with_for_update(of=ItemRow, skip_locked=True)
     rows = session.execute(query).all()
-    return [OpenItem(row.item_id, row.job_id, row.text, asked_params(row.params)) for row in rows]
+    return [OpenItem(row.item_id, row.job_id, row.text, asked_params(row.params), row.attempts) for row in rows]
 
 
 def answer_items(session: Session, answers: dict[int, NewAnswer], *, owner: str, now: datetime) -> set[int]:
@@ -248,6 +260,7 @@ def recover_items(session: Session, *, now: datetime, max_attempts: int) -> int:
         .with_for_update(of=ItemRow, skip_locked=True)
     ).all()
     for item, cancelled_at, over in lost:
+        how, item.error = item.error, None  # as far as anybody knows: see storage.deaths
         item.owner = item.lease_until = item.kicked_at = None
         item.state = ItemState.QUEUED
         if over:
@@ -255,7 +268,8 @@ def recover_items(session: Session, *, now: datetime, max_attempts: int) -> int:
         elif item.attempts >= max_attempts:
             item.state, item.finished_at = ItemState.FAILED, now
             item.error_code = "worker_died"
-            item.error = f"The worker died {item.attempts} times on this document; it is set aside."
+            last = f", the last time by {how}" if how else ""
+            item.error = f"The worker died {item.attempts} times on this document{last}; it is set aside."
     session.flush()
     note_moves(session, [Move(item.job_id, ItemState.RUNNING, item.state) for item, _, _ in lost], now)
     return len(lost) + end_overdue(session, now) + release_held(session, now)

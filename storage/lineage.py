@@ -20,6 +20,7 @@ class Event(StrEnum):
     REMOVED = "removed"
     FORGOTTEN = "forgotten"
     RETRIED = "retried"
+    WORKER_DIED = "worker died"
 
 
 def note_event(

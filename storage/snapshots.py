@@ -129,6 +129,11 @@ def renew_writing(session: Session, owner: str, *, now: datetime, lease_s: float
     )
 
 
+def is_writer(session: Session, claim: WriteClaim) -> bool:
+    """Whether nobody has overtaken this writer."""
+    return session.scalar(select(SnapshotRow.snapshot_id).where(_still_writing(claim))) is not None
+
+
 def note_progress(session: Session, claim: WriteClaim, done_tokens: int) -> None:
     session.execute(update(SnapshotRow).where(_still_writing(claim)).values(done_tokens=done_tokens))
 

@@ -26,6 +26,7 @@ from storage.items import (
     cancel_item,
     claim_items,
     fail_item,
+    is_suspect,
     release_items,
 )
 from storage.noted_ways import split_choice
@@ -132,6 +133,7 @@ class Answering:
         self._todo = [(unit, row)]
         self._num_seen = 0
         self._open: list[_Open] = []
+        self._is_suspect = False  # a worker died on a document that is answered here
         self._decoder: Decoder
         self._quoting: Quoting
         most = place.engine.settings.max_batch
@@ -187,6 +189,7 @@ class Answering:
             words = _Words(self.place, row)
             while opened is not None and self._may_claim(opened) and (items := self._claim(opened)):
                 opened.items |= {item.item_id for item in items}
+                self._is_suspect |= any(item.attempts for item in items)
                 lookup = words.lookup if len(items) <= FEW_QUESTIONS else None
                 for number, item in enumerate(items):
                     if not self.place.may_claim():
@@ -207,7 +210,8 @@ class Answering:
                 self._close_if_done(opened)
 
     def _rows(self) -> Iterator[tuple[Unit, SnapshotRow]]:
-        """Those to be answered, then others that wait, as long as they fit into the memory for snapshots."""
+        """Those to be answered, then others that wait, as long as they fit into the memory for snapshots. None beside
+        a document that a worker died on, so that it does not take others with it once more."""
         while self._todo and self.place.may_claim():
             self._num_seen += 1
             yield self._todo.pop(0)
@@ -220,6 +224,8 @@ class Answering:
                 return
             self._num_seen += 1
             self._held[unit.owner] = unit
+            if self._has_killed(unit):
+                continue  # put back behind this run
             try:
                 with place.database.reading() as session:
                     row = get_snapshot(session, unit.snapshot_id or 0)
@@ -232,10 +238,15 @@ class Answering:
                 return
             yield unit, row
 
+    def _has_killed(self, unit: Unit) -> bool:
+        with self.place.database.reading() as session:
+            return is_suspect(session, unit.tenant, unit.document_id)
+
     def _may_take_in(self) -> bool:
         """Whether others may be answered beside the first document. One that was read for this is answered alone."""
         most = self.place.settings.documents_per_task
-        return self._choice is None and self._num_seen < most and not self._is_full and self.place.may_claim()
+        is_open = self._choice is None and not self._is_full and not self._is_suspect
+        return is_open and self._num_seen < most and self.place.may_claim()
 
     def _enter(self, unit: Unit, row: SnapshotRow) -> _Open | None:
         """None: it is out of use, and lost, or does not fit into memory."""

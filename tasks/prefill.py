@@ -19,7 +19,7 @@ from storage.fingerprint import Fingerprint
 from storage.manifest import CodecError, Manifest
 from storage.schema import SnapshotRow
 from storage.shared_breaker import PREFILL, note_failure, note_success
-from storage.snapshots import WriteClaim, publish, put_manifest
+from storage.snapshots import WriteClaim, is_writer, publish, put_manifest
 from storage.tiers import Stage
 from storage.units import add_units, asked_tier
 from tasks.chain import ChunkChain
@@ -130,6 +130,9 @@ def _publish(
         if loss is None
         else CodecError(logit_rel_error=loss.logit_rel_error, top1_agreement=loss.top1_agreement),
     )
+    with place.database.reading() as session:
+        if not is_writer(session, claim):  # frozen meanwhile: the manifest that is there is another's
+            return None
     digest = put_manifest(place.store, row, manifest)
     now = utc_now()
     with place.database.writing() as session:

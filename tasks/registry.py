@@ -1,6 +1,7 @@
 """A worker's entry among those that are alive."""
 
 import logging
+import socket
 import threading
 from datetime import datetime, timedelta
 from importlib.metadata import version
@@ -16,6 +17,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 LONGEST_PAUSE_S = 10.0
+
+
+def worker_name(pid: int) -> str:
+    """What the worker of this process id on this host calls itself."""
+    return f"{socket.gethostname()}:{pid}"
 
 
 class Registration:

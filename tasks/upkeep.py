@@ -13,6 +13,7 @@ from kombu.exceptions import OperationalError
 from sqlalchemy.orm import Session
 
 from storage.database import Database, utc_now
+from storage.deaths import release_dead_writers
 from storage.documents import known_documents
 from storage.errors import StorageError
 from storage.items import recover_items
@@ -24,6 +25,7 @@ from storage.tiers import Stage, Tier
 from storage.units import add_units, find_waiting, recover_units, redirect
 from storage.ways import DocumentKey
 from tasks.app import PlatemakerApp
+from tasks.broker_memory import remembers_since
 from tasks.errors import BrokerUnavailable
 from tasks.metrics import PUT_BACK
 from tasks.queue_depth import queue_depths
@@ -58,12 +60,12 @@ def kick_waiting(
         BrokerUnavailable: nothing could be sent; the rows stay and the next upkeep tries again.
     """
     patience = settings.lease_s * (PATIENCE_WHILE_BUSY if queued_messages(app) else 1)
-    now = utc_now()
+    lost_before = remembers_since(app)
+    now = utc_now()  # only now: what is sent here is not lost
+    kicked_before = max(now - timedelta(seconds=patience), lost_before)
     try:
         with database.writing() as session:
-            units = take_unkicked(
-                session, now=now, kicked_before=now - timedelta(seconds=patience), limit=limit, first=first
-            )
+            units = take_unkicked(session, now=now, kicked_before=kicked_before, limit=limit, first=first)
             keys = [DocumentKey(unit.tenant, unit.document_id) for unit in units]
             choices = choose_ways(session, keys, settings, now)
             for key, unit in zip(keys, units, strict=True):
@@ -143,6 +145,8 @@ class Upkeep:
     def once(self) -> None:
         with self._database.writing() as session:
             recovered = recover_items(session, now=utc_now(), max_attempts=self._settings.max_attempts)
+        with self._database.writing() as session:
+            recovered += release_dead_writers(session, now=utc_now())
         if recovered:
             PUT_BACK.inc(recovered)
             logger.warning("items put back", extra={"count": recovered})

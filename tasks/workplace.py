@@ -3,7 +3,6 @@
 import logging
 import os
 import random
-import socket
 import threading
 import uuid
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ from tasks.engine import Engine
 from tasks.heartbeat import Heartbeat
 from tasks.metrics import BREAKER_STATE, OUTAGES, note_transfer
 from tasks.queues import EVERYTHING, Duty
+from tasks.registry import worker_name
 from tasks.residents import ResidentKey, Residents
 from tasks.settings import TaskSettings
 from tasks.texts import Texts
@@ -79,7 +79,7 @@ class Workplace:
 
     @property
     def worker_name(self) -> str:
-        return f"{socket.gethostname()}:{os.getpid()}"
+        return worker_name(os.getpid())
 
     @property
     def is_store_away(self) -> bool:

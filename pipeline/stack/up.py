@@ -6,7 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -15,6 +15,7 @@ from pipeline.errors import ProgramRefused
 from pipeline.exits import Exit
 from pipeline.local_servers import LocalServer, Postgres, SeaweedFS, Valkey
 from pipeline.local_servers.process import HOST, can_bind
+from pipeline.stack.deaths import tell_death
 from pipeline.stack.member import Member, State
 from pipeline.stack.program import Program
 from pipeline.stack.record import Record, RunningProcess
@@ -80,8 +81,8 @@ def run_stack(
                 _start_servers(stack, size, record, servers, on_step)
                 _launch_programs(stack, size)
                 try:
-                    with showing(stack) as show:
-                        _watch(stack, record, told, show)
+                    with showing(stack) as show, closing(_database(stack)) as database:
+                        _watch(stack, record, told, show, database)
                 finally:
                     on_step("Stopping workers: each ends the answer it is at. Ctrl-C again: at once")
                     _stop_programs(stack)
@@ -117,12 +118,14 @@ def _start_servers(
 
 
 def _prepare_tables(stack: Stack) -> None:
-    url = {"database_url": stack.settings["PLATEMAKER_DATABASE_URL"]}
-    database = Database(StorageSettings.model_validate(url))
-    try:
+    with closing(_database(stack)) as database:
         database.upgrade()
-    finally:
-        database.close()
+
+
+def _database(stack: Stack) -> Database:
+    """That waits for nothing: the screen goes on, and what it was for is done without it too."""
+    settings = {"database_url": stack.settings["PLATEMAKER_DATABASE_URL"], "patience_s": 0.0}
+    return Database(StorageSettings.model_validate(settings))
 
 
 def _launch_programs(stack: Stack, size: StackSize) -> None:
@@ -150,12 +153,15 @@ def _launch_programs(stack: Stack, size: StackSize) -> None:
         stack.programs.append(member)
 
 
-def _watch(stack: Stack, record: Record, told: threading.Event, show: Callable[[], None]) -> None:
+def _watch(stack: Stack, record: Record, told: threading.Event, show: Callable[[], None], database: Database) -> None:
     record.write(_everything(stack))
     while not told.wait(LOOK_S):
-        changed = [member.name for member in stack.members if member.look()]
+        changed = [member for member in stack.members if member.look()]
         if changed:
             record.write(_everything(stack))
+        for member in changed:
+            if member in stack.programs and member.state == State.CRASHED:
+                tell_death(database, member)
         for member in stack.programs:
             if member.state == State.CRASHED and not member.was_ready and member.exit_code in OWN_FAULT:
                 raise ProgramRefused(member.name, member.last_line())

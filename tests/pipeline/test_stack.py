@@ -15,6 +15,7 @@ import pytest
 
 from pipeline.errors import AlreadyUp, NotUp
 from pipeline.local_servers import LocalServer
+from pipeline.stack.deaths import ending
 from pipeline.stack.member import FIRST_PAUSE_S, LONGEST_PAUSE_S, SETTLED_S, Member, State
 from pipeline.stack.record import Record, RunningProcess
 
@@ -69,6 +70,10 @@ def test_a_member_that_ends_is_started_again_after_longer_and_longer_pauses(tmp_
     server.code = 1
     member.look()
     assert member.waits_s == FIRST_PAUSE_S
+
+
+def test_how_a_worker_ended_is_told_in_words() -> None:
+    assert [ending(code) for code in (-signal.SIGKILL, -signal.SIGSEGV, 4)] == ["SIGKILL", "SIGSEGV", "status 4"]
 
 
 def test_a_process_id_that_was_given_again_is_not_the_process(tmp_path: Path) -> None:

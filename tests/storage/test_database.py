@@ -3,6 +3,7 @@
 import logging
 import sqlite3
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -19,6 +20,7 @@ from storage import patience
 from storage.database import Database
 from storage.errors import DatabaseRefused, DatabaseUnavailable
 from storage.settings import StorageSettings
+from tests.storage.conftest import Server
 
 
 @pytest.fixture(autouse=True)
@@ -123,3 +125,27 @@ def test_a_file_of_something_else_is_told(tmp_path: Path) -> None:
         pytest.raises(DatabaseRefused, match="no SQLite database"),
     ):
         database.check_schema()
+
+
+def test_who_freezes_inside_a_transaction_holds_its_locks_for_a_while_only(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(storage.database, "IDLE_TIMEOUT_S", 0.5)
+    name = server.make()
+    with closing(server.open(name)) as frozen, closing(server.open(name)) as other:
+        with other.writing() as session:
+            session.execute(text("CREATE TABLE mine (n INTEGER)"))
+            session.execute(text("INSERT INTO mine VALUES (0)"))
+
+        with pytest.raises(DatabaseUnavailable) as caught, frozen.writing() as held:
+            held.execute(text("UPDATE mine SET n = 1"))
+            with other.writing() as session:  # waits for the lock, and gets it
+                session.execute(text("UPDATE mine SET n = 2"))
+            held.execute(text("UPDATE mine SET n = 3"))
+
+        assert caught.value.retryable
+        with other.reading() as session:
+            assert session.execute(text("SELECT n FROM mine")).scalars().all() == [2]
+            time.sleep(1)  # longer than a writer may
+            assert session.execute(text("SELECT n FROM mine")).scalars().all() == [2]
+    server.run(f"DROP DATABASE {name}")

@@ -300,6 +300,26 @@ def test_a_task_ends_after_so_many_documents(open_place: Callable[..., Workplace
         assert job_status(session, "default", submitted.job_id).items == {ItemState.ANSWERED: 2, ItemState.QUEUED: 1}
 
 
+def test_nothing_is_answered_beside_a_document_that_a_worker_died_on(
+    open_place: Callable[..., Workplace], submit_texts: Submit
+) -> None:
+    place = open_place(memory_cache_mb=64)
+    job_id = submit_texts(place, *(TEXT[: len(TEXT) - 60 * n] for n in range(4)), questions=1).job_id
+    rows = prepared_all(place)
+    with place.database.writing() as session:
+        for row in rows[1:3]:
+            session.execute(update(ItemRow).where(ItemRow.document_id == row.document_id).values(attempts=1))
+
+    def states() -> list[str]:
+        with place.database.reading() as session:
+            return [row.state for row in job_report(session, "default", job_id)]
+
+    assert not answer_waiting(place, rows[1])  # alone
+    assert states() == ["queued", "answered", "queued", "queued"]
+    assert not answer_waiting(place, rows[0])  # with the last one
+    assert states() == ["answered", "answered", "queued", "answered"]
+
+
 def cramped(monkeypatch: pytest.MonkeyPatch, room: int) -> list[int]:
     """The model runs out of memory where more questions than `room` are asked at once; returns how many were."""
     honest, asked = LanguageModel.ask_all, []

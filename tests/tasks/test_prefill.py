@@ -1,17 +1,23 @@
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import Any
 
 import pytest
-from sqlalchemy import func, select
+from sqlalchemy import func, select, update
 
 from kernels.kv import PrefixKV
 from kernels.steps import PrefillStep
 from pipeline.submit import Submission
+from storage.database import utc_now
 from storage.documents import text_key
 from storage.job_report import job_report
+from storage.manifest import Producer
 from storage.progress import job_readings, job_status
 from storage.schema import ChunkRow, ItemRow, ItemState, SnapshotRow, SnapshotState
+from storage.verification import chunk_digests, verify_snapshot
+from tasks.chain import ChunkChain
 from tasks.prefill import prepare_snapshot
 from tasks.workplace import Workplace
 from tests.tasks.conftest import TEXT
@@ -52,6 +58,33 @@ def test_one_prefill_however_many_workers_are_asked(open_place: Open, submit_tex
         (reading,) = job_readings(session, "default", submitted.job_id)
         assert session.scalar(select(func.count()).select_from(SnapshotRow)) == 1
     assert sum(computed) == reading.num_tokens == reading.computed_tokens
+
+
+def test_a_writer_that_was_frozen_leaves_the_snapshot_of_the_one_that_overtook_it(
+    open_place: Open, submit_texts: Submit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frozen, other = open_place(), open_place()
+    frozen.heartbeat.stop()
+    submit_texts(frozen, TEXT)
+    other.engine.producer = Producer(version="another", device="cuda", torch="another")
+    store = ChunkChain.store
+    published: list[int | None] = []
+
+    def overtaken(self: ChunkChain, pool: Any, kv: PrefixKV, start: int, stop: int) -> None:
+        store(self, pool, kv, start, stop)
+        monkeypatch.setattr(ChunkChain, "store", store)
+        with other.database.writing() as session:
+            session.execute(update(SnapshotRow).values(lease_until=utc_now() - timedelta(hours=1)))
+        published.append(prepare_snapshot(other, "default", document_of(other)))
+
+    monkeypatch.setattr(ChunkChain, "store", overtaken)
+
+    assert prepare_snapshot(frozen, "default", document_of(frozen)) is None
+    with frozen.database.reading() as session:
+        row = session.scalars(select(SnapshotRow)).one()
+        digests = chunk_digests(session, row.snapshot_id)
+    assert (row.state, published) == (SnapshotState.READY, [row.snapshot_id])
+    assert not verify_snapshot(frozen.store, row, digests).problems
 
 
 def test_a_second_job_finds_the_snapshot(place: Workplace, submit_texts: Submit) -> None:

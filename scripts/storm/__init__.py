@@ -1,0 +1,1 @@
+"""What scripts/chaos is made of."""
