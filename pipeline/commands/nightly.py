@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pipeline.commands.opening import kick, opened
-from pipeline.commands.options import Json, QuestionOptions, ReadingOptions, taking, variables
+from pipeline.commands.options import Json, QuestionOptions, ReadingOptions, SplitLong, taking, variables
+from pipeline.documents import Split
 from pipeline.exits import Exit
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ def add(
     prefill_at: Annotated[
         str | None, typer.Option(metavar="CRON", help="Read new documents then already, before the questions come.")
     ] = None,
+    split: SplitLong = Split.REFUSE,
     json_output: Json = False,
 ) -> None:
     """Have a job submitted again and again; only new or changed documents and questions are worked on."""
@@ -75,6 +77,7 @@ def add(
         "variables": variables(asking.set),
         "params": asdict(asking.params()),
         "reading": asdict(reading.read_options()),
+        "split": split.value,
         "model": KernelSettings().model_name,
         "at": at,
         "prefill_at": prefill_at,
@@ -216,6 +219,7 @@ def _tell(rows: "list[ScheduleRow]", now: "datetime", *, json_output: bool) -> N
                 "prefill_at": row.prefill_at,
                 "time_zone": row.time_zone,
                 "answer_by_s": row.answer_by_s,
+                "split": row.split,
                 "model": row.model,
                 "paused": row.paused_at is not None,
                 "next": due.due_at.isoformat() if due else None,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from pipeline.documents import Normalise, ReadOptions, Tracked
+from pipeline.documents import Normalise, ReadOptions, Split, Tracked
 
 if TYPE_CHECKING:
     from kernels.params import GenerationParams
@@ -23,6 +23,14 @@ Files = Annotated[
     typer.Argument(
         help="Contracts (PDF, DOCX, text, HTML, e-mail): files, folders, patterns, ZIP archives, s3:// prefixes.",
         show_default=False,
+    ),
+]
+SplitLong = Annotated[
+    Split,
+    typer.Option(
+        "--split",
+        help="A document longer than the model's context is refused, or read in overlapping sections and their answers "
+        "merged.",
     ),
 ]
 SET_HELP = "Value of a playbook's variable: --set party='the Supplier'. Repeatable."

@@ -7,7 +7,7 @@ from typing import Any
 from pipeline.documents.document import Document
 from pipeline.questions import Question, load_questions
 from storage.database import Database, utc_now
-from storage.documents import put_text
+from storage.documents import get_text, put_text
 from storage.items import NewAnswer, answer_item, claim_items, fail_item
 from storage.jobs import NewQuestion, NewSource, create_job
 from storage.objects import ObjectStore, open_store
@@ -67,6 +67,9 @@ class Night:
         put_text(self.store, TENANT, document.document_id, document.text)
         return NewSource(name, document.document_id, len(document.text), starts)
 
+    def text(self, source: NewSource) -> str:
+        return get_text(self.store, TENANT, str(source.document_id))
+
     def job(self, sources: list[NewSource], answers: dict[str, dict[str, str | None]]) -> str:
         """A job with answers by document and question id. None: an error. Documents left out wait."""
         with self.database.writing() as session:
@@ -84,10 +87,10 @@ class Night:
             )
         for source in sources:
             if source.name in answers and source.document_id:
-                self._answer(source.document_id, answers[source.name])
+                self.answer(source.document_id, answers[source.name])
         return job_id
 
-    def _answer(self, document_id: str, answers: dict[str, str | None]) -> None:
+    def answer(self, document_id: str, answers: dict[str, str | None]) -> None:
         taken: dict[str, Any] = {"tenant": TENANT, "document_id": document_id, "model": MODEL, "owner": "w"}
         with self.database.writing() as session:
             items = claim_items(session, **taken, limit=99, now=utc_now(), lease_s=60)
