@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from pipeline.playbooks.answer_types import AnswerType
-from pipeline.report.cells import Cell, CellStatus, Merged, MergedValue, show_value
+from pipeline.report.cells import Cell, CellStatus, show_value
 from pipeline.report.evidence import Evidence
+from pipeline.report.merged import Merged, MergedValue
 from storage.job_report import ReportRow
 from storage.schema import ItemState
 

@@ -1,6 +1,6 @@
 """Jobs of a real database, with answers that a model could have given."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +9,7 @@ from pipeline.questions import Question, load_questions
 from storage.database import Database, utc_now
 from storage.documents import get_text, put_text
 from storage.items import NewAnswer, answer_item, claim_items, fail_item
-from storage.jobs import NewQuestion, NewSource, create_job
+from storage.jobs import NewQuestion, NewSection, NewSource, create_job
 from storage.objects import ObjectStore, open_store
 from storage.settings import StorageSettings
 
@@ -101,3 +101,22 @@ class Night:
                 else:
                     made = NewAnswer(text, "stop", None, 1000, 12, 4, 0.2, 1.0, "host-1")
                     answer_item(session, item.item_id, owner="w", answer=made, now=utc_now())
+
+
+def split_job(night: Night) -> str:
+    """A document of three pages in two sections that overlap, both answered."""
+    whole = night.source("in/long.pdf")
+    text = night.text(whole)
+    middle = text.index("The liability")
+    parts = [(0, middle + 40), (middle, len(text))]
+    sections = [night.source(f"part {start}", (text[start:stop],)) for start, stop in parts]
+    made = tuple(
+        NewSection(str(part.document_id), start, stop) for part, (start, stop) in zip(sections, parts, strict=True)
+    )
+    nothing = dict.fromkeys((question.question_id for question in night.questions), "Not found")
+    first = {**nothing, "date": "30 November 2026", "assign": "No, not without consent."}
+    second = {**nothing, "law": "the laws of England and Wales", "assign": "Yes, it may be assigned.", "cap": None}
+    job_id = night.job([replace(whole, sections=made)], {})
+    for part, answers in zip(sections, (first, second), strict=True):
+        night.answer(str(part.document_id), answers)
+    return job_id

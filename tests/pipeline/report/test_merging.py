@@ -14,8 +14,7 @@ from pipeline.report.evidence import Evidence
 from pipeline.report.files import write_reports
 from pipeline.report.merging import merge
 from storage.job_report import ReportRow
-from storage.jobs import NewSection
-from tests.pipeline.report.nights import TENANT, Night
+from tests.pipeline.report.nights import TENANT, Night, split_job
 
 ROW = ReportRow(0, "a.pdf", "d", (0, 100, 200), 0, "q", "Q", "Q?", "answered")
 
@@ -108,25 +107,6 @@ def test_while_sections_wait_the_answer_is_pending_and_shows_what_is_there() -> 
 @pytest.fixture
 def long_job(night: Night) -> str:
     return split_job(night)
-
-
-def split_job(night: Night) -> str:
-    """A document of three pages in two sections that overlap, both answered."""
-    whole = night.source("in/long.pdf")
-    text = night.text(whole)
-    middle = text.index("The liability")
-    parts = [(0, middle + 40), (middle, len(text))]
-    sections = [night.source(f"part {start}", (text[start:stop],)) for start, stop in parts]
-    made = tuple(
-        NewSection(str(part.document_id), start, stop) for part, (start, stop) in zip(sections, parts, strict=True)
-    )
-    nothing = dict.fromkeys((question.question_id for question in night.questions), "Not found")
-    first = {**nothing, "date": "30 November 2026", "assign": "No, not without consent."}
-    second = {**nothing, "law": "the laws of England and Wales", "assign": "Yes, it may be assigned.", "cap": None}
-    job_id = night.job([replace(whole, sections=made)], {})
-    for part, answers in zip(sections, (first, second), strict=True):
-        night.answer(str(part.document_id), answers)
-    return job_id
 
 
 def test_every_format_has_one_row_a_question_and_says_that_it_was_merged(
