@@ -117,24 +117,33 @@ def job_report(
     `sources` takes the sources at these positions only. One source is held in memory at a time.
     """
     questions = job_questions(session, tenant, job_id)
+    spans: dict[str | None, list[_Span]] = {}
+    for row in session.scalars(select(SectionRow).where(SectionRow.job_id == job_id).order_by(SectionRow.position)):
+        spans.setdefault(row.document_id, []).append(_Span(row.section_id, row.start, row.stop))
     for position in [source.position for source in job_sources(session, tenant, job_id)]:
         if sources is None or position in sources:
-            yield from _source_report(session, job_id, position, questions)
+            yield from _source_report(session, job_id, position, questions, spans)
+
+
+class _Span(NamedTuple):
+    section_id: str
+    start: int
+    stop: int
 
 
 def _source_report(
-    session: Session, job_id: str, position: int, questions: list[ReportQuestion]
+    session: Session,
+    job_id: str,
+    position: int,
+    questions: list[ReportQuestion],
+    spans: dict[str | None, list[_Span]],
 ) -> Iterator[ReportRow]:
     source = session.execute(
         select(
             SourceRow.name, SourceRow.document_id, SourceRow.page_starts, SourceRow.error_code, SourceRow.error
         ).where(SourceRow.job_id == job_id, SourceRow.position == position)
     ).one()
-    sections = session.execute(
-        select(SectionRow.section_id, SectionRow.start, SectionRow.stop)
-        .where(SectionRow.job_id == job_id, SectionRow.document_id == source.document_id)
-        .order_by(SectionRow.position)
-    ).all()
+    sections = spans.get(source.document_id, [])
     found = _items(session, job_id, [section.section_id for section in sections] or [source.document_id])
     for number, question in enumerate(questions):
         row = ReportRow(

@@ -37,14 +37,13 @@ def merge(row: ReportRow, cells: Sequence[Cell]) -> tuple[ReportRow, Cell]:
     if not counted:
         return _without_answer(row, cell, merged, cells)
     doubts = list(dict.fromkeys(filter(None, (each.doubt for _, each in counted))))
-    if len(merged.values) > 1 and cell.type not in _LISTED:
+    several = len(merged.values) > 1
+    if several and cell.type not in _LISTED:
         doubts.insert(0, f"{len(merged.values)} different answers")
     if merged.failed:
         doubts.append(_failures(merged, cells))
-    if len(merged.values) > 1:
-        cell = _of_several(cell, merged)
-    cell = replace(cell, status=CellStatus.ANSWERED, doubt="; ".join(doubts) or None)
-    return replace(row, answer=cell.shown), cell
+    cell = replace(_of_several(cell, merged) if several else cell, doubt="; ".join(doubts) or None)
+    return replace(row, answer=cell.shown if several else cell.text), cell
 
 
 def _counted(cells: Sequence[Cell]) -> list[tuple[int, Cell]]:
