@@ -74,16 +74,16 @@ def outlook(database: Database, tenant: str, job_id: str) -> Outlook:
         documents = tuple(document_progress(session, tenant, job_id))
         rates = measured_rates(session, tenant, model)
         pieces = _pieces(documents)
-        uncounted = [piece.document_id for piece in pieces if piece.open_items and piece.num_tokens is None]
+        uncounted = [piece.span.document_id for piece in pieces if piece.open_items and piece.num_tokens is None]
         ready = ready_documents(session, tenant, model, uncounted)
     counted = [piece for piece in pieces if piece.num_tokens]
-    chars = sum(piece.stop - piece.start for piece in counted)
+    chars = sum(piece.span.stop - piece.span.start for piece in counted)
     a_char = sum(piece.num_tokens or 0 for piece in counted) / chars if chars else 1 / CHARS_PER_TOKEN
-    tokens = {piece.document_id: _tokens(piece, a_char) for piece in pieces}
+    tokens = {piece.span.document_id: _tokens(piece, a_char) for piece in pieces}
     to_read = sum(
-        tokens[piece.document_id] - piece.read_tokens
+        tokens[piece.span.document_id] - piece.read_tokens
         for piece in pieces
-        if piece.open_items and piece.document_id not in ready
+        if piece.open_items and piece.span.document_id not in ready
     )
     seconds = rates.seconds(to_read, sum(piece.open_items for piece in pieces))
     return Outlook(documents, sum(tokens.values()), seconds)
@@ -91,8 +91,8 @@ def outlook(database: Database, tenant: str, job_id: str) -> Outlook:
 
 def _pieces(documents: tuple[DocumentProgress, ...]) -> list[Piece]:
     """Each once."""
-    return list({piece.document_id: piece for document in documents for piece in document.pieces}.values())
+    return list({piece.span.document_id: piece for document in documents for piece in document.pieces}.values())
 
 
 def _tokens(piece: Piece, a_char: float) -> int:
-    return round((piece.stop - piece.start) * a_char) if piece.num_tokens is None else piece.num_tokens
+    return round((piece.span.stop - piece.span.start) * a_char) if piece.num_tokens is None else piece.num_tokens

@@ -111,8 +111,8 @@ class _Screen:
         pages = f", {ahead.pages_read:,} of {ahead.pages:,} pages" if ahead.pages else ""
         text = f"Reading and storing ({now.documents_read:,} of {now.documents:,} documents{pages})"
         if now.reading_tokens:
-            read = {"total": now.reading_tokens, "completed": now.reading_done}
-            progress.update(self._reading, description=text, visible=True, **read)
+            read, total = now.reading_done, now.reading_tokens
+            progress.update(self._reading, description=text, total=total, completed=read, visible=True)
         else:
             progress.update(self._reading, description=text, visible=False)
         if now.items_done or not now.reading_tokens:

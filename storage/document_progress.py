@@ -2,6 +2,7 @@
 
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from sqlalchemy import case, func, select
 from sqlalchemy.orm import Session
@@ -20,25 +21,33 @@ from storage.schema import (
 from storage.spans import joined
 
 
-@dataclass(frozen=True)
-class Piece:
-    """Document text [start, stop), which is read in one: all of it, or a section.
-
-    `num_tokens` None: no worker has counted them yet. `open_items`: its questions that have not ended.
-    """
+class Span(NamedTuple):
+    """Text [start, stop), and the document that it is read as."""
 
     document_id: str
     start: int
     stop: int
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A span of a document that is read in one: all of it, or a section.
+
+    `num_tokens` None: no worker has counted them yet. `open_items`: its questions that have not ended.
+    """
+
+    span: Span
     num_tokens: int | None
     read_tokens: int
     items: int
     open_items: int
 
     @property
-    def read_chars(self) -> int:
+    def read_span(self) -> tuple[int, int]:
+        """The characters that are read."""
+        _, start, stop = self.span
         share = self.read_tokens / self.num_tokens if self.num_tokens else 0.0
-        return round((self.stop - self.start) * min(1.0, share))
+        return start, start + round((stop - start) * min(1.0, share))
 
 
 @dataclass(frozen=True)
@@ -58,29 +67,34 @@ class DocumentProgress:
 
     @property
     def pages_read(self) -> int:
-        stop = max((piece.stop for piece in self.pieces), default=0)
+        stop = max((piece.span.stop for piece in self.pieces), default=0)
         ends = [*self.page_starts[1:], stop]
         return sum(
             max(0, bisect_right(ends, high) - bisect_left(self.page_starts, low))
-            for low, high in joined((piece.start, piece.start + piece.read_chars) for piece in self.pieces)
+            for low, high in joined(piece.read_span for piece in self.pieces)
         )
+
+    @property
+    def distinct(self) -> list[Piece]:
+        """The pieces, equal ones once."""
+        return list({piece.span.document_id: piece for piece in self.pieces}.values())
 
     @property
     def tokens(self) -> int:
         """Those that are counted."""
-        return sum(piece.num_tokens or 0 for piece in self.pieces)
+        return sum(piece.num_tokens or 0 for piece in self.distinct)
 
     @property
     def tokens_read(self) -> int:
-        return sum(piece.read_tokens for piece in self.pieces)
+        return sum(piece.read_tokens for piece in self.distinct)
 
     @property
     def items(self) -> int:
-        return sum(piece.items for piece in self.pieces)
+        return sum(piece.items for piece in self.distinct)
 
     @property
     def items_done(self) -> int:
-        return sum(piece.items - piece.open_items for piece in self.pieces)
+        return sum(piece.items - piece.open_items for piece in self.distinct)
 
 
 def document_progress(session: Session, tenant: str, job_id: str) -> list[DocumentProgress]:
@@ -95,30 +109,33 @@ def document_progress(session: Session, tenant: str, job_id: str) -> list[Docume
         .where(SourceRow.job_id == job_id)
         .order_by(SourceRow.position)
     ).all()
-    spans: dict[str, list[tuple[str, int, int]]] = {}
+    spans: dict[str, list[Span]] = {}
     for row in session.scalars(select(SectionRow).where(SectionRow.job_id == job_id).order_by(SectionRow.position)):
-        spans.setdefault(row.document_id, []).append((row.section_id, row.start, row.stop))
+        spans.setdefault(row.document_id, []).append(Span(row.section_id, row.start, row.stop))
     lengths = session.execute(
         select(DocumentRow.document_id, DocumentRow.num_chars)
         .join(SourceRow, SourceRow.document_id == DocumentRow.document_id)
         .where(SourceRow.job_id == job_id, DocumentRow.tenant == tenant)
     ).all()
     for document_id, num_chars in lengths:
-        spans.setdefault(document_id, [(document_id, 0, num_chars)])
+        spans.setdefault(document_id, [Span(document_id, 0, num_chars)])
     tokens, items = _tokens(session, tenant, job_id), _items(session, job_id)
     return [
         DocumentProgress(
             position=source.position,
             name=source.name,
             page_starts=tuple(source.page_starts),
-            pieces=tuple(
-                Piece(piece_id, start, stop, *tokens.get(piece_id, (None, 0)), *items.get(piece_id, (0, 0)))
-                for piece_id, start, stop in spans.get(source.document_id, ())
-            ),
+            pieces=tuple(_piece(span, tokens, items) for span in spans.get(source.document_id, ())),
             error=source.error,
         )
         for source in sources
     ]
+
+
+def _piece(span: Span, tokens: dict[str, tuple[int, int]], items: dict[str, tuple[int, int]]) -> Piece:
+    num_tokens, read_tokens = tokens.get(span.document_id, (None, 0))
+    count, still_open = items.get(span.document_id, (0, 0))
+    return Piece(span, num_tokens, read_tokens, count, still_open)
 
 
 def _items(session: Session, job_id: str) -> dict[str, tuple[int, int]]:

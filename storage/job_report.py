@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from sqlalchemy import Row, select
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from storage.progress import require_job
@@ -170,7 +170,7 @@ def _source_report(
             yield _filled(row, found.get((source.document_id, number)))
 
 
-def _items(session: Session, job_id: str, document_ids: list[str | None]) -> dict[tuple[str, int], Row[Any]]:
+def _items(session: Session, job_id: str, document_ids: list[str | None]) -> dict[tuple[str, int], dict[str, Any]]:
     """What became of the questions, by document and position."""
     answer = AnswerRow
     found = session.execute(
@@ -197,18 +197,15 @@ def _items(session: Session, job_id: str, document_ids: list[str | None]) -> dic
         .outerjoin(answer, answer.item_id == ItemRow.item_id)
         .where(ItemRow.job_id == job_id, ItemRow.document_id.in_(document_ids))
     ).all()
-    return {(item.document_id, item.question_position): item for item in found}
+    items = [dict(item._mapping) for item in found]
+    return {(item.pop("document_id"), item.pop("question_position")): item for item in items}
 
 
-def _filled(row: ReportRow, item: Row[Any] | None) -> ReportRow:
-    if item is None:
-        return row
-    values = dict(item._mapping)
-    del values["document_id"], values["question_position"]
-    return replace(row, **values)
+def _filled(row: ReportRow, item: dict[str, Any] | None) -> ReportRow:
+    return row if item is None else replace(row, **item)
 
 
-def _of_section(row: ReportRow, section_id: str, start: int, item: Row[Any] | None) -> ReportRow:
+def _of_section(row: ReportRow, section_id: str, start: int, item: dict[str, Any] | None) -> ReportRow:
     row = replace(row, document_id=section_id, page_starts=tuple(at - start for at in row.page_starts))
     if item is None:
         gone = "This section of the document was forgotten on request."

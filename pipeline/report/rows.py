@@ -140,8 +140,7 @@ def lines_in_text(
 def _section_cell(section: ReportSection, found: "_Text") -> Cell:
     evidence = found.evidence(section.row, section.start, section.stop)
     if evidence is not None:
-        place = {"start": evidence.start + section.start, "stop": evidence.stop + section.start}
-        evidence = evidence._replace(**place)
+        evidence = evidence._replace(start=evidence.start + section.start, stop=evidence.stop + section.start)
     return cell_of(section.row, evidence)
 
 
