@@ -51,7 +51,7 @@ class Merged:
         if len(self.values) < 2:
             return self.values[0].shown if self.values else ""
         long = any("\n" in value.shown or len(value.shown) > _LONG for value in self.values)
-        return ("\n" if long else "; ").join(_with_pages(value) for value in self.values)
+        return (";\n" if long else "; ").join(_with_pages(value) for value in self.values)
 
     def record(self) -> dict[str, Any]:
         return {**asdict(self), "values": [value.record() for value in self.values]}

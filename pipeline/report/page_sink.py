@@ -115,8 +115,8 @@ _PANEL = """<aside hidden aria-label="Answer">
 <div class="top"><div class="bar"><h2></h2><button id="before" title="Document before (arrow up)">↑</button>
 <button id="after" title="Document after (arrow down)">↓</button><button id="close" title="Close (Esc)">×</button></div>
 <p class="document"></p><p class="question"></p><p class="answer"></p><p class="words"></p><p class="facts"></p>
-<p class="places"><button id="earlier" title="Place before (p)">‹</button><span></span>
-<button id="later" title="Next place (n)">›</button></p></div>
+<p class="places"><span id="jumps"></span><button id="earlier" title="Place before (p)">‹</button>
+<span id="place"></span><button id="later" title="Next place (n)">›</button></p></div>
 <div class="page" tabindex="0"></div>
 <div class="keys"><kbd>↑</kbd> <kbd>↓</kbd> <kbd>←</kbd> <kbd>→</kbd> move · <kbd>Enter</kbd> open ·
 <kbd>n</kbd> <kbd>p</kbd> next place, place before ·
@@ -127,7 +127,8 @@ _PANEL = """<aside hidden aria-label="Answer">
 def _cell(line: ReportLine) -> str:
     cell = line.cell
     classes = " ".join([cell.status.value, *(["doubt"] if cell.doubt else [])])
-    notes = [f"p. {', '.join(map(str, cell.pages))}"] if cell.pages else []
+    has_pages = cell.merged is not None and len(cell.merged.values) > 1 and not cell.parsed  # in what is shown
+    notes = [f"p. {', '.join(map(str, cell.pages))}"] if cell.pages and not has_pages else []
     if cell.merged:
         notes.append(f"from {cell.merged.sections} sections")
     small = f"<small>{' · '.join(notes)}</small>" if notes else ""

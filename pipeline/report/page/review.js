@@ -74,8 +74,10 @@ function show(cell) {
   page.replaceChildren(...(found.sheets ?? []).flatMap(([number, spans]) => sheet(number, found.pages[number], spans)));
   marks = [...page.querySelectorAll("mark")];
   if (!marks.length && found.status === "answered") page.append(element("p", "No words of this answer were found in the document.", "question"));
-  $("aside .facts").replaceChildren(...facts, ...(found.sheets ?? []).map(([number]) => jump(number)));
-  $("aside .places").hidden = marks.length < 2;
+  $("aside .facts").replaceChildren(...facts);
+  $("#jumps").replaceChildren(...(found.sheets ?? []).map(([number]) => jump(number)));
+  $("aside .places").hidden = !marks.length;
+  ["#earlier", "#place", "#later"].forEach((name) => { $(name).hidden = marks.length < 2; });
   panel.hidden = false;
   history.replaceState(null, "", `#${cell.parentElement.id}-${column + 1}`);
   page.scrollTop = 0;
@@ -109,7 +111,7 @@ function point(number) {
   at = (number + marks.length) % marks.length;
   marks[at].classList.add("here");
   marks[at].scrollIntoView({ block: "center" });
-  $("aside .places span").textContent = `${at + 1} of ${marks.length} places`;
+  $("#place").textContent = `${at + 1} of ${marks.length}`;
 }
 
 function close() {

@@ -30,6 +30,7 @@ ANSWERS = {
     "pay": "甲方应在收到发票后三十日内付款。",
     "free": "=1+1",
 }
+QUOTES = ({"assign": "SUPPLY AGREEMENT of 30 November"}, {"assign": "十日内付款"})  # of two sections
 PLAYBOOK = """
 questions:
   - {id: law, title: Governing law, question: "Which law governs?", quote: true}
@@ -90,7 +91,8 @@ class Night:
                 self.answer(source.document_id, answers[source.name])
         return job_id
 
-    def answer(self, document_id: str, answers: dict[str, str | None]) -> None:
+    def answer(self, document_id: str, answers: dict[str, str | None], quotes: dict[str, str] | None = None) -> None:
+        """`quotes` are words of the document that the model named, by question id."""
         taken: dict[str, Any] = {"tenant": TENANT, "document_id": document_id, "model": MODEL, "owner": "w"}
         with self.database.writing() as session:
             items = claim_items(session, **taken, limit=99, now=utc_now(), lease_s=60)
@@ -100,6 +102,11 @@ class Night:
                     fail_item(session, item.item_id, owner="w", code="x", error="It did not fit.", now=utc_now())
                 else:
                     made = NewAnswer(text, "stop", None, 1000, 12, 4, 0.2, 1.0, "host-1")
+                    if quotes and question.question_id in quotes:
+                        words = quotes[question.question_id]
+                        start = get_text(self.store, TENANT, document_id).index(words)
+                        place = {"quote": words, "quote_start": start, "quote_stop": start + len(words)}
+                        made = replace(made, quote_prompt="quote-1", **place)
                     answer_item(session, item.item_id, owner="w", answer=made, now=utc_now())
 
 
@@ -117,6 +124,6 @@ def split_job(night: Night) -> str:
     first = {**nothing, "date": "30 November 2026", "assign": "No, not without consent."}
     second = {**nothing, "law": "the laws of England and Wales", "assign": "Yes, it may be assigned.", "cap": None}
     job_id = night.job([replace(whole, sections=made)], {})
-    for part, answers in zip(sections, (first, second), strict=True):
-        night.answer(str(part.document_id), answers)
+    for part, answers, quotes in zip(sections, (first, second), QUOTES, strict=True):
+        night.answer(str(part.document_id), answers, quotes)
     return job_id
