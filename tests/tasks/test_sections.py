@@ -1,7 +1,5 @@
 """A document beyond the context, read in sections: from the file to the merged answer."""
 
-import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,6 +17,7 @@ from storage.snapshots import get_snapshot
 from tasks.decode import answer_waiting
 from tasks.prefill import prepare_snapshot
 from tasks.workplace import Workplace
+from tests.short_model import shortened
 from tests.tasks.conftest import TEXT
 
 Submit = Callable[..., Submission]
@@ -28,12 +27,7 @@ SHORT = TEXT[:300]
 
 @pytest.fixture
 def tiny_model(tiny_model: Path, tmp_path: Path) -> Path:
-    """The tiny model with a context of 1,024 tokens."""
-    folder = tmp_path / "short-model"
-    shutil.copytree(tiny_model, folder)
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 1024}))
-    return folder
+    return shortened(tiny_model, tmp_path)
 
 
 def sections_of(place: Workplace, job_id: str) -> list[SectionRow]:
