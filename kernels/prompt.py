@@ -25,20 +25,14 @@ from kernels.architecture import read_config
 from kernels.constraint import Grammars
 from kernels.errors import ChatRefused, ModelIncomplete
 from kernels.identity import digest_json
-from kernels.quote import NONE, QuoteIndex
-from kernels.words import CJK
+from kernels.phrases import ACKNOWLEDGEMENT, ask_for_quote
+from kernels.quote import QuoteIndex
 
 PROMPT_VERSION = "prompt-2"
-QUOTE_PROMPT = "quote-1"  # raise it whenever a quote would be asked for in other words
-ACKNOWLEDGEMENT = "I have read the document. What is your question?"
 NO_TEMPLATE = (
     "its tokenizer has no chat template (chat_template.jinja, or an entry of tokenizer_config.json); for a base model, "
     "set PLATEMAKER_PLAIN_PROMPT=true"
 )
-_ASK_QUOTE = (
-    "Quote the words of the document that show this, exactly as they stand there. If no words show it, write: " + NONE
-)
-_ASK_QUOTE_CHINESE = "请逐字引用文件中说明这一点的原文。如果没有这样的原文，请写：" + NONE
 _DOCUMENT = "\u2045document\u2046"
 _QUESTION = "\u2045question\u2046"
 
@@ -97,12 +91,11 @@ class Prompter:
 
     def quote_ids(self, question: str, answer: str) -> list[int]:
         """Tokens of the question part that asks, behind question and answer, for the words of the document."""
-        instruction = _ASK_QUOTE_CHINESE if re.search(f"[{CJK}]", question) else _ASK_QUOTE
         ended = self.parts.middle.rpartition(ACKNOWLEDGEMENT)[2]  # what follows a reply
         return (
             self.question_ids(question)
             + self._plain(answer)
-            + self._literal(ended + self.parts.turn + instruction + self.parts.tail)
+            + self._literal(ended + self.parts.turn + ask_for_quote(question) + self.parts.tail)
         )
 
     def chat_ids(self, messages: Sequence[tuple[str, str]]) -> list[int]:

@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 
 from kernels.errors import ConstraintRefused
+from kernels.phrases import NONE
 from kernels.words import WORD
 
-NONE = "NONE"
-LEAST_TOKENS, MOST_TOKENS = 4, 64  # of a quote
+LEAST_TOKENS = 4  # of a quote
 _GAP = -1  # stands for no token
 _OPENING = frozenset({"Ps", "Pi", "Sc"})  # Unicode's categories of opening brackets and quotes, and of currency signs
 

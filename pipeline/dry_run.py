@@ -10,6 +10,7 @@ from pipeline.counting import token_counter
 from pipeline.documents import AS_USUAL, Document, ReadOptions, Source, read_documents
 from pipeline.questions import Question
 from pipeline.settings import PipelineSettings
+from pipeline.splitting import Splitter
 from pipeline.words import duration
 from storage.database import Database
 from storage.rates import measured_rates, ready_documents
@@ -17,7 +18,8 @@ from storage.rates import measured_rates, ready_documents
 
 @dataclass(frozen=True)
 class Estimate:
-    """`tokens` are those of all documents, `prefill_tokens` of those without a ready snapshot. Seconds are at the
+    """`tokens` are those of all documents, `prefill_tokens` of those without a ready snapshot; `answers` and `prefills`
+    count each section of a document that is split. Seconds are at the
     rates of this database's past work, one document after the other; None: nothing was measured yet, or no price set.
     """
 
@@ -65,19 +67,23 @@ def estimate(
     files: Sequence[Path | Source],
     questions: list[Question],
     reading: ReadOptions = AS_USUAL,
+    splitter: Splitter | None = None,
     on_read: Callable[[int], None] = lambda _index: None,
 ) -> Estimate:
     """Reads the files and counts; writes nothing."""
     counter = token_counter(kernel)
-    tokens: dict[str, int] = {}
+    tokens: dict[str, int] = {}  # of what is read: documents, or their sections
+    documents: set[str] = set()
     unreadable = 0
     fixed = counter.count(kernel.system_prompt)
     outcomes = read_documents(files, limits=settings.parse_limits, workers=settings.parse_workers, options=reading)
     for index, outcome in outcomes:
         if not isinstance(outcome, Document):
             unreadable += 1
-        elif outcome.document_id not in tokens:
-            tokens[outcome.document_id] = fixed + counter.count(outcome.text)
+        elif outcome.document_id not in documents:
+            documents.add(outcome.document_id)
+            for document_id, text in _pieces(outcome, splitter):
+                tokens[document_id] = fixed + counter.count(text)
         on_read(index)
     with database.reading() as session:
         ready = ready_documents(session, settings.tenant, kernel.model_name, list(tokens))
@@ -89,7 +95,7 @@ def estimate(
     return Estimate(
         files=len(files),
         unreadable=unreadable,
-        documents=len(tokens),
+        documents=len(documents),
         questions=len(questions),
         answers=answers,
         tokens=sum(tokens.values()),
@@ -102,3 +108,9 @@ def estimate(
         seconds=seconds,
         cost=None if price is None or seconds is None else price * seconds / 3600,
     )
+
+
+def _pieces(document: Document, splitter: Splitter | None) -> list[tuple[str, str]]:
+    """What is read of a document: ids and texts."""
+    sections = splitter.sections(document.text) if splitter else ()
+    return [(section.document_id, text) for section, text in sections] or [(document.document_id, document.text)]

@@ -14,6 +14,8 @@
     ├── QuestionFileError
     ├── EvaluationFileError
     ├── BatchFileError
+    ├── SplitNeedsModel          sections need the model's files here
+    ├── NoRoomForSections
     ├── TimeUnclear              a time or duration that cannot be read
     ├── ScheduleError            a schedule cannot be made or run
     ├── PlanError                a plan cannot be made of what was given
@@ -204,6 +206,25 @@ class TimeUnclear(PipelineError):
     def __init__(self, text: str) -> None:
         super().__init__()
         self.text = text
+
+
+class SplitNeedsModel(PipelineError):
+    """--split sections counts tokens as the model does, and {folder} holds no tokenizer.json and config.json of it;
+    set PLATEMAKER_MODEL to a folder on this machine that has them."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder = folder
+
+
+class NoRoomForSections(PipelineError):
+    """The longest question with its answer takes {needed:,} of the {context_len:,} tokens of the model's context, which
+    leaves no room for sections; ask it for a shorter answer (--max-tokens), or use a model with a longer context."""
+
+    def __init__(self, needed: int, context_len: int) -> None:
+        super().__init__()
+        self.needed = needed
+        self.context_len = context_len
 
 
 class ScheduleError(PipelineError):

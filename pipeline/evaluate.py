@@ -9,8 +9,10 @@ from typing import Any
 
 from rich.console import Console
 
+from kernels.model import model_folder
 from kernels.params import GenerationParams
 from kernels.settings import KernelSettings
+from pipeline.documents import Split
 from pipeline.nli_file import Gold, GoldDocument, Span
 from pipeline.questions import Question
 from pipeline.report.cells import CellStatus
@@ -18,6 +20,7 @@ from pipeline.report.rows import LineInText, lines_in_text
 from pipeline.run import working
 from pipeline.screen import follow
 from pipeline.settings import PipelineSettings
+from pipeline.splitting import splitter
 from pipeline.submit import submit
 from storage.settings import StorageSettings
 from tasks.settings import TaskSettings
@@ -43,16 +46,22 @@ class Scores:
     def add(self, found: LineInText, gold: Gold, gold_text: str) -> None:
         line, text = found
         row, cell = line.row, line.cell
-        if cell.status in (CellStatus.ERROR, CellStatus.PENDING) or (text is None and row.quote is not None):
+        asked = [(section.start, section.row) for section in row.sections] or [(0, row)]
+        named = [(start, one) for start, one in asked if one.quote is not None]
+        if cell.status in (CellStatus.ERROR, CellStatus.PENDING) or (text is None and named):
             self.failed += 1
             return
         label = LABELS[not cell.value] if cell.parsed and isinstance(cell.value, bool) else UNREADABLE
         self.confusion[gold.label, LABELS[2] if cell.status == CellStatus.NOT_FOUND else label] += 1
         quoted: list[Span] = []
-        if row.quote is not None and row.quote_start is not None and row.quote_stop is not None and text is not None:
+        for start, one in named:
+            assert text is not None and one.quote_start is not None and one.quote_stop is not None
+            span = start + one.quote_start, start + one.quote_stop
             self.quotes += 1
-            self.verbatim += text[row.quote_start : row.quote_stop] == row.quote
-            quoted = [_without_blanks(text, (row.quote_start, row.quote_stop))]
+            self.verbatim += text[slice(*span)] == one.quote
+            # Of a document in sections, the quotes of the answers that count
+            if not row.sections or any(span == (quote.start, quote.stop) for quote in cell.quotes):
+                quoted.append(_without_blanks(text, span))
         if gold.spans:
             overlap = intersection_over_union(quoted, [_without_blanks(gold_text, span) for span in gold.spans])
             self.overlaps.append(overlap)
@@ -95,6 +104,7 @@ def evaluate(
     settings: PipelineSettings,
     questions: list[Question],
     options: GenerationParams,
+    split: Split,
     console: Console,
 ) -> dict[str, Any]:
     """Answers as `run` does, in this process; the job stays among the others."""
@@ -112,6 +122,7 @@ def evaluate(
             questions=questions,
             options=options,
             title="evaluation",
+            splitter=splitter(split, kernel, questions, options, folder=model_folder(kernel.model)),
         )
         kick_waiting(app, place.database, task)
         follow(place.database, settings.tenant, made.job_id, console=console, check=place.raise_outage)

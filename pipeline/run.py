@@ -7,9 +7,10 @@ from pathlib import Path
 
 from rich.console import Console
 
+from kernels.model import model_folder
 from kernels.params import GenerationParams
 from kernels.settings import KernelSettings
-from pipeline.documents import ReadOptions
+from pipeline.documents import ReadOptions, Split
 from pipeline.guard import check_no_other_kernels
 from pipeline.questions import Question
 from pipeline.report.files import write_reports
@@ -19,6 +20,7 @@ from pipeline.report.summary import Summary
 from pipeline.report.table import first_lines, print_summary, print_table
 from pipeline.screen import counting, follow, stage
 from pipeline.settings import PipelineSettings
+from pipeline.splitting import splitter
 from pipeline.submit import named_sources, submit
 from storage.database import utc_now
 from storage.endings import cancel_job
@@ -66,6 +68,7 @@ def run_here(
     questions: list[Question],
     options: GenerationParams,
     reading: ReadOptions,
+    split: Split,
     title: str,
     client_key: str | None,
     times: JobTimes,
@@ -79,6 +82,7 @@ def run_here(
     paths = out_files(out)
     paths[0].parent.mkdir(parents=True, exist_ok=True)  # now, and not after a night's work
     with working(storage, kernel, task, console) as (app, place):
+        cutting = splitter(split, kernel, questions, options, folder=model_folder(kernel.model))
         with stage(console, "Looking for files"):
             sources = named_sources(files, settings, storage)
         with counting(console, "Reading files", len(sources)) as tick:
@@ -95,6 +99,7 @@ def run_here(
                 client_key=client_key,
                 times=times,
                 limits=storage.limits,
+                splitter=cutting,
                 on_read=tick,
             )
         for note in made.notes:

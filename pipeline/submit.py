@@ -10,6 +10,7 @@ from kernels.settings import KernelSettings
 from pipeline.documents import AS_USUAL, Document, ReadOptions, Source, find_sources, read_documents
 from pipeline.questions import Question
 from pipeline.settings import PipelineSettings
+from pipeline.splitting import Splitter
 from storage.database import Database, utc_now
 from storage.documents import put_text
 from storage.jobs import ANY_TIME, JobTimes, NewQuestion, NewSource, create_job
@@ -23,13 +24,16 @@ from storage.ways import Mode
 
 @dataclass(frozen=True)
 class Submission:
-    """What was submitted, in numbers. `notes` are sentences on what was left out of files that could be read."""
+    """What was submitted, in numbers. `split` documents are read in `sections`. `notes` are sentences on what was left
+    out of files that could be read, and on what is read in sections."""
 
     job_id: str
     sources: int
     documents: int
     unreadable: int
     questions: int
+    split: int = 0
+    sections: int = 0
     notes: tuple[str, ...] = ()
 
 
@@ -71,12 +75,13 @@ def submit(
     reuse_answers: bool = False,
     only_prefill: bool = False,
     mode: Mode | None = None,
+    splitter: Splitter | None = None,
     on_read: Callable[[int], None] = lambda _index: None,
 ) -> Submission:
     """Reads the files (each in a child process), stores their texts and writes the job.
 
     A file or question that cannot be used becomes a row with its error and stops no other. `on_read(index)` is
-    called after each file. The options after the title are those of `create_job`.
+    called after each file. `splitter` cuts what is too long. The options before it are those of `create_job`.
 
     Raises:
         KeyTaken: `client_key` was used for other content.
@@ -92,6 +97,11 @@ def submit(
         if isinstance(outcome, Document):
             notes += [f"{name}: {note}" for note in (*_pages_note(outcome.pages_without_text), *outcome.notes)]
             put_text(store, settings.tenant, outcome.document_id, outcome.text)
+            sections = splitter.sections(outcome.text) if splitter else ()
+            for section, text in sections:
+                put_text(store, settings.tenant, section.document_id, text)
+            if sections:
+                notes.append(f"{name}: longer than the model's context, so it is read in {len(sections)} sections.")
             sources.append(
                 NewSource(
                     name=name,
@@ -99,6 +109,7 @@ def submit(
                     num_chars=len(outcome.text),
                     page_starts=outcome.page_starts,
                     pages_without_text=outcome.pages_without_text,
+                    sections=tuple(section for section, _ in sections),
                 )
             )
         else:
@@ -127,6 +138,8 @@ def submit(
         documents=len({source.document_id for source in sources if source.document_id}),
         unreadable=sum(source.error is not None for source in sources),
         questions=len(questions),
+        split=len({source.document_id for source in sources if source.sections}),
+        sections=len({section.document_id for source in sources for section in source.sections}),
         notes=tuple(notes),
     )
 

@@ -4,10 +4,20 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import func, select
+from sqlalchemy import and_, func, select
 from sqlalchemy.orm import Session
 
-from storage.schema import AnswerRow, ChunkRow, DocumentRow, ItemRow, SnapshotChunkRow, SnapshotRow, SourceRow
+from storage.schema import (
+    AnswerRow,
+    ChunkRow,
+    DocumentRow,
+    ItemRow,
+    JobRow,
+    SectionRow,
+    SnapshotChunkRow,
+    SnapshotRow,
+    SourceRow,
+)
 
 ID_BEGINNING = re.compile(r"[0-9a-f]{8,64}")  # shorter ones are too easily somebody else's
 
@@ -47,7 +57,7 @@ def document_snapshots(session: Session, tenant: str, document_id: str) -> Seque
 
 
 def source_names(session: Session, tenant: str, document_ids: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """The names each document was submitted under, each once."""
+    """The names each document was submitted under, each once; a section's with its number behind the document's."""
     found = session.execute(
         select(SourceRow.document_id, SourceRow.name)
         .where(SourceRow.tenant == tenant, SourceRow.document_id.in_(document_ids))
@@ -57,7 +67,34 @@ def source_names(session: Session, tenant: str, document_ids: Sequence[str]) -> 
     names: dict[str, list[str]] = {}
     for document_id, name in found:
         names.setdefault(str(document_id), []).append(name)
+    of_section = and_(SourceRow.job_id == SectionRow.job_id, SourceRow.document_id == SectionRow.document_id)
+    sections = session.execute(
+        select(SectionRow.section_id, SourceRow.name, SectionRow.position)
+        .join(SourceRow, of_section)
+        .where(SectionRow.tenant == tenant, SectionRow.section_id.in_(document_ids))
+        .distinct()
+        .order_by(SourceRow.name, SectionRow.position)
+    ).all()
+    for section_id, name, position in sections:
+        names.setdefault(section_id, []).append(f"{name} (section {position + 1})")
     return {document_id: tuple(each) for document_id, each in names.items()}
+
+
+def document_sections(session: Session, tenant: str, document_id: str) -> Sequence[str]:
+    """The sections, in order, in which the newest job that had the document cut it; none: it was read whole."""
+    newest = (
+        select(SourceRow.job_id)
+        .join(JobRow, JobRow.job_id == SourceRow.job_id)
+        .where(SourceRow.tenant == tenant, SourceRow.document_id == document_id)
+        .order_by(JobRow.created_at.desc())
+        .limit(1)
+        .scalar_subquery()
+    )
+    return session.scalars(
+        select(SectionRow.section_id)
+        .where(SectionRow.job_id == newest, SectionRow.document_id == document_id)
+        .order_by(SectionRow.position)
+    ).all()
 
 
 def documents_called(session: Session, tenant: str, name: str) -> list[str]:

@@ -4,11 +4,11 @@ First nobody may use it any more, then the objects go, then the rows: cut off an
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 
-from sqlalchemy import delete, select, union, update
-from sqlalchemy.orm import Session
+from sqlalchemy import ColumnElement, and_, delete, exists, not_, select, union, update
+from sqlalchemy.orm import Session, aliased
 
 from storage.database import Database
 from storage.documents import text_key
@@ -25,6 +25,7 @@ from storage.schema import (
     ItemState,
     JobRow,
     ReadingRow,
+    SectionRow,
     ShareRow,
     SnapshotChunkRow,
     SnapshotLeaseRow,
@@ -55,14 +56,16 @@ class Forgotten:
 def forget_document(
     database: Database, store: ObjectStore, tenant: str, document_id: str, *, now: datetime
 ) -> Forgotten:
-    """Erases one document of a tenant. Of an interrupted erasure, the counts are those of its last run.
+    """Erases one document of a tenant, with the sections it was read in. A section that another document holds too
+    stays for that one. Of an interrupted erasure, the counts are those of its last run.
 
     Raises:
         DocumentUnknown: this tenant has no such document.
     """
     if document_id not in _documents(database, tenant):
         raise DocumentUnknown(document_id)
-    counts = _erase(database, store, tenant, document_id, now)
+    counts = _erase_sections(database, store, tenant, document_id, now)
+    counts += _erase(database, store, tenant, document_id, now)
     with database.writing() as session:
         _bury(session, tenant, document_id, counts, now)
     return counts
@@ -99,9 +102,44 @@ def _documents(database: Database, tenant: str) -> list[str]:
         )
 
 
+def _erase_sections(database: Database, store: ObjectStore, tenant: str, document_id: str, now: datetime) -> Forgotten:
+    """Their rows go with the document's own, so that an erasure that is cut off finds them again."""
+    of_document = (SectionRow.tenant == tenant, SectionRow.document_id == document_id)
+    other = aliased(SectionRow)
+    of_other = and_(other.tenant == tenant, other.section_id == SectionRow.section_id, other.document_id != document_id)
+    source = and_(SourceRow.tenant == tenant, SourceRow.document_id == SectionRow.section_id)
+    with database.reading() as session:
+        alone = session.scalars(
+            select(SectionRow.section_id)
+            .where(*of_document, not_(exists().where(of_other)), not_(exists().where(source)))
+            .distinct()
+            .order_by(SectionRow.section_id)
+        ).all()
+    counts = Forgotten()
+    for section_id in alone:
+        counts += replace(_erase(database, store, tenant, section_id, now), documents=0)
+    in_job = (
+        SectionRow.job_id == ItemRow.job_id,
+        SectionRow.section_id == ItemRow.document_id,
+    )
+    as_source = (SourceRow.job_id == ItemRow.job_id, SourceRow.document_id == ItemRow.document_id)
+    with (
+        database.writing() as session
+    ):  # what is left is shared: its answers go where they were for this document alone
+        only_here = and_(
+            exists().where(*of_document, *in_job).correlate(ItemRow),
+            not_(exists().where(SectionRow.document_id != document_id, *in_job).correlate(ItemRow)),
+            not_(exists().where(*as_source).correlate(ItemRow)),
+        )
+        answers, items = _delete_items(session, and_(ItemRow.tenant == tenant, only_here), now)
+    return counts + Forgotten(items=items, answers=answers)
+
+
 def _erase(database: Database, store: ObjectStore, tenant: str, document_id: str, now: datetime) -> Forgotten:
     with database.writing() as session:
-        answers, items = _delete_items(session, tenant, document_id, now)
+        of_document = and_(ItemRow.tenant == tenant, ItemRow.document_id == document_id)
+        answers, items = _delete_items(session, of_document, now)
+        _delete_work(session, tenant, document_id)
         snapshots = _take_out_of_use(session, tenant, document_id)
     ids = [snapshot.snapshot_id for snapshot in snapshots]
     for snapshot in snapshots:
@@ -125,15 +163,15 @@ def _erase(database: Database, store: ObjectStore, tenant: str, document_id: str
             .returning(SourceRow.position)
             .execution_options(synchronize_session=False)
         ).all()
+        session.execute(delete(SectionRow).where(SectionRow.tenant == tenant, SectionRow.document_id == document_id))
         session.execute(delete(DocumentRow).where(DocumentRow.tenant == tenant, DocumentRow.document_id == document_id))
         note_event(session, Event.FORGOTTEN, tenant=tenant, document_id=document_id, snapshot_id=None, now=now)
     return Forgotten(1, len(sources), items, answers, len(ids), len(chunks))
 
 
-def _delete_items(session: Session, tenant: str, document_id: str, now: datetime) -> tuple[int, int]:
+def _delete_items(session: Session, which: ColumnElement[bool], now: datetime) -> tuple[int, int]:
     """Answers go with their items. What a worker is just answering is dropped when it comes."""
-    of_document = (ItemRow.tenant == tenant, ItemRow.document_id == document_id)
-    answered = select(ItemRow.item_id).where(*of_document)
+    answered = select(ItemRow.item_id).where(which)
     answers = session.scalars(
         delete(AnswerRow)
         .where(AnswerRow.item_id.in_(answered))
@@ -142,11 +180,15 @@ def _delete_items(session: Session, tenant: str, document_id: str, now: datetime
     ).all()
     items = session.execute(
         delete(ItemRow)
-        .where(*of_document)
+        .where(which)
         .returning(ItemRow.job_id, ItemRow.state)
         .execution_options(synchronize_session=False)
     ).all()
     note_moves(session, [Move(item.job_id, ItemState(item.state), None) for item in items], now)
+    return len(answers), len(items)
+
+
+def _delete_work(session: Session, tenant: str, document_id: str) -> None:
     session.execute(delete(UnitRow).where(UnitRow.tenant == tenant, UnitRow.document_id == document_id))
     jobs = select(JobRow.job_id).where(JobRow.tenant == tenant)
     session.execute(
@@ -154,7 +196,6 @@ def _delete_items(session: Session, tenant: str, document_id: str, now: datetime
         .where(ReadingRow.document_id == document_id, ReadingRow.job_id.in_(jobs))
         .execution_options(synchronize_session=False)
     )
-    return len(answers), len(items)
 
 
 def _take_out_of_use(session: Session, tenant: str, document_id: str) -> Sequence[SnapshotRow]:

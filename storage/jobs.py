@@ -5,7 +5,7 @@ import json
 import secrets
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import insert, select
 from sqlalchemy.orm import Session
@@ -15,7 +15,7 @@ from storage.errors import KeyTaken
 from storage.inserting import insert_new
 from storage.limits import NO_LIMITS, Limits
 from storage.queue_bound import require_room
-from storage.schema import READING, SPEC_PARAM, ItemRow, ItemState, JobRow, QuestionRow, SourceRow
+from storage.schema import READING, SPEC_PARAM, ItemRow, ItemState, JobRow, QuestionRow, SectionRow, SourceRow
 from storage.tiers import Stage, Tier
 from storage.units import add_units
 from storage.ways import Mode
@@ -24,9 +24,18 @@ ROWS_PER_INSERT = 2000
 ID_LETTERS = "0123456789abcdefghjkmnpqrstvwxyz"  # Crockford's base 32: nothing that reads like something else
 
 
+class NewSection(NamedTuple):
+    """Text [start, stop) of a source's document, which is read as a document of its own."""
+
+    document_id: str
+    start: int
+    stop: int
+
+
 @dataclass(frozen=True)
 class NewSource:
-    """One input file: a document's text id with its page map, or the error that stands in its place."""
+    """One input file: a document's text id with its page map, or the error that stands in its place. `sections`: what
+    is read in place of the whole, where that is too long."""
 
     name: str
     document_id: str | None = None
@@ -35,6 +44,14 @@ class NewSource:
     pages_without_text: tuple[int, ...] = ()
     error_code: str | None = None
     error: str | None = None
+    sections: tuple[NewSection, ...] = ()
+
+    @property
+    def read_chars(self) -> dict[str, int]:
+        """The documents that are read for it, with their lengths."""
+        if self.sections:
+            return {section.document_id: section.stop - section.start for section in self.sections}
+        return {} if self.document_id is None else {self.document_id: self.num_chars}
 
 
 @dataclass(frozen=True)
@@ -89,7 +106,7 @@ def create_job(
         QueueFull: so much is queued that the limits leave no room.
     """
     job_id = "".join(secrets.choice(ID_LETTERS) for _ in range(12))
-    document_ids = list(dict.fromkeys(source.document_id for source in sources if source.document_id is not None))
+    document_ids = list(dict.fromkeys(document_id for source in sources for document_id in source.read_chars))
     waiting = ItemState.HELD if times.not_before and times.not_before > now else ItemState.QUEUED
     asked = [(READING, NewQuestion("", "", ""))] if only_prefill else list(enumerate(questions))
     items = [
@@ -132,10 +149,10 @@ def create_job(
             if there.content_sha256 != new["content_sha256"]:
                 raise KeyTaken(client_key, there.job_id)
             return there.job_id
-    add_documents(
-        session, tenant, {source.document_id: source.num_chars for source in sources if source.document_id}, now
-    )
+    whole = {source.document_id: source.num_chars for source in sources if source.document_id}
+    add_documents(session, tenant, whole | {key: n for source in sources for key, n in source.read_chars.items()}, now)
     _insert(session, SourceRow, [_source(source, tenant, job_id, at) for at, source in enumerate(sources)])
+    _insert(session, SectionRow, _sections(sources, tenant, job_id))
     _insert(session, QuestionRow, [_question(question, job_id, at) for at, question in enumerate(questions)])
     _insert(session, ItemRow, items)
     if num_open and waiting == ItemState.QUEUED:
@@ -146,12 +163,29 @@ def create_job(
 
 def _source(source: NewSource, tenant: str, job_id: str, position: int) -> dict[str, Any]:
     values = {**vars(source), "job_id": job_id, "position": position, "tenant": tenant}
-    values.pop("num_chars")
+    del values["num_chars"], values["sections"]
     return {
         **values,
         "page_starts": list(source.page_starts),
         "pages_without_text": list(source.pages_without_text),
     }
+
+
+def _sections(sources: list[NewSource], tenant: str, job_id: str) -> list[dict[str, Any]]:
+    """Of each document once."""
+    return [
+        {
+            "job_id": job_id,
+            "document_id": document_id,
+            "position": position,
+            "tenant": tenant,
+            "section_id": section.document_id,
+            "start": section.start,
+            "stop": section.stop,
+        }
+        for document_id, sections in {source.document_id: source.sections for source in sources}.items()
+        for position, section in enumerate(sections)
+    ]
 
 
 def _question(question: NewQuestion, job_id: str, position: int) -> dict[str, Any]:
@@ -160,7 +194,9 @@ def _question(question: NewQuestion, job_id: str, position: int) -> dict[str, An
     return {**values, "params": question.params | ({SPEC_PARAM: spec} if spec else {})}
 
 
-def _insert(session: Session, table: type[SourceRow | QuestionRow | ItemRow], rows: list[dict[str, Any]]) -> None:
+def _insert(
+    session: Session, table: type[SourceRow | SectionRow | QuestionRow | ItemRow], rows: list[dict[str, Any]]
+) -> None:
     for start in range(0, len(rows), ROWS_PER_INSERT):
         # Returning makes SQLAlchemy send many rows in one statement; pg8000 would send each on its own.
         session.execute(insert(table).returning(table.job_id), rows[start : start + ROWS_PER_INSERT])
@@ -168,5 +204,6 @@ def _insert(session: Session, table: type[SourceRow | QuestionRow | ItemRow], ro
 
 def _content_sha256(model: str, sources: list[NewSource], questions: list[NewQuestion]) -> str:
     """Of what is asked of which documents and models; not of titles and times."""
-    content = [model, [[source.name, source.document_id] for source in sources], [asdict(one) for one in questions]]
+    documents = [[source.name, source.document_id, *source.sections] for source in sources]
+    content = [model, documents, [asdict(one) for one in questions]]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode(errors="replace")).hexdigest()

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import exists, func, select
+from sqlalchemy import and_, exists, func, select
 from sqlalchemy.orm import Session
 
 from storage.errors import JobMissing
@@ -18,17 +18,20 @@ from storage.schema import (
     JobRow,
     QuestionRow,
     ReadingRow,
+    SectionRow,
     SnapshotRow,
     SnapshotState,
     SourceRow,
 )
+from storage.spans import joined
 from storage.tiers import Tier
 from storage.ways import Way
 
 
 @dataclass(frozen=True)
 class JobStatus:
-    """A job in numbers. `items` counts by state; `rows` is sources × questions, what the report will hold."""
+    """A job in numbers. `items` counts by state; `rows` is sources × questions, what the report will hold. `split`
+    documents are read in `sections`, of which each has items of its own."""
 
     job_id: str
     title: str
@@ -42,6 +45,8 @@ class JobStatus:
     sources: int
     sources_failed: int
     questions: int
+    split: int
+    sections: int
     items: dict[ItemState, int]
 
     @property
@@ -93,6 +98,11 @@ def job_status(session: Session, tenant: str, job_id: str) -> JobStatus:
         select(func.count(), func.count(SourceRow.error_code)).where(SourceRow.job_id == job_id)
     ).one()
     questions = session.scalar(select(func.count()).select_from(QuestionRow).where(QuestionRow.job_id == job_id))
+    split, sections = session.execute(
+        select(func.count(SectionRow.document_id.distinct()), func.count(SectionRow.section_id.distinct())).where(
+            SectionRow.job_id == job_id
+        )
+    ).one()
     return JobStatus(
         job_id=job_id,
         title=job.title,
@@ -106,6 +116,8 @@ def job_status(session: Session, tenant: str, job_id: str) -> JobStatus:
         sources=source_count,
         sources_failed=failed_count,
         questions=questions or 0,
+        split=split,
+        sections=sections,
         items=_counts(session, job),
     )
 
@@ -189,16 +201,13 @@ def decode_s(answers: Iterable[Any]) -> float:
 
 def busy_s(spans: list[tuple[float, float]]) -> float:
     """Seconds covered by spans, each given by its end and its length."""
-    busy, covered = 0.0, 0.0
-    for start, stop in sorted((stop - length, stop) for stop, length in spans):
-        busy += max(0.0, stop - max(start, covered))
-        covered = max(covered, stop)
-    return busy
+    return sum(stop - start for start, stop in joined((stop - length, stop) for stop, length in spans))
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a job is. Tokens count the documents whose prefill has begun and is not yet noted as done."""
+    """How far a job is. A section counts as a document. Tokens count the documents whose prefill has begun and is not
+    yet noted as done."""
 
     items: int
     items_done: int
@@ -216,7 +225,13 @@ def job_progress(session: Session, tenant: str, job_id: str) -> Progress:
         JobMissing: this tenant has no such job.
     """
     job = require_job(session, tenant, job_id)
-    documents = session.scalar(select(func.count(SourceRow.document_id.distinct())).where(SourceRow.job_id == job_id))
+    is_section = and_(SectionRow.job_id == SourceRow.job_id, SectionRow.document_id == SourceRow.document_id)
+    documents = session.scalar(
+        select(func.count(func.coalesce(SectionRow.section_id, SourceRow.document_id).distinct()))
+        .select_from(SourceRow)
+        .outerjoin(SectionRow, is_section)
+        .where(SourceRow.job_id == job_id)
+    )
     ways = session.scalars(select(ReadingRow.way).where(ReadingRow.job_id == job_id)).all()
     is_wanted = exists().where(
         ItemRow.tenant == SnapshotRow.tenant,

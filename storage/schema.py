@@ -28,7 +28,7 @@ from sqlalchemy.types import TypeDecorator
 
 from storage.tiers import Stage, Tier
 
-SCHEMA_HEAD = "0010"
+SCHEMA_HEAD = "0011"
 
 NAMES = {
     "ix": "ix_%(table_name)s_%(column_0_N_name)s",
@@ -196,6 +196,26 @@ class SourceRow(Base):
     __table_args__ = (
         ForeignKeyConstraint(["tenant", "document_id"], ["documents.tenant", "documents.document_id"]),
         Index(None, "tenant", "document_id"),
+    )
+
+
+class SectionRow(Base):
+    """Text [start, stop) of a document that is too long for the model: in this job it is read, and asked every
+    question, as the document `section_id`. A section that several documents share is one document."""
+
+    __tablename__ = "sections"
+
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.job_id", ondelete="CASCADE"), primary_key=True)
+    document_id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    position: Mapped[int] = mapped_column(primary_key=True)
+    tenant: Mapped[str]
+    section_id: Mapped[str] = mapped_column(String(64))
+    start: Mapped[int]
+    stop: Mapped[int]
+
+    __table_args__ = (
+        Index(None, "tenant", "document_id"),
+        Index(None, "tenant", "section_id"),
     )
 
 
@@ -451,7 +471,8 @@ class TombstoneRow(Base):
 class ScheduleRow(Base):
     """A job that is submitted again and again: files of a folder or bucket, questions of a playbook, at local times.
 
-    `variables` are values for the playbook, `params` say how answers are generated, `reading` how files are read.
+    `variables` are values for the playbook, `params` say how answers are generated, `reading` how files are read,
+    `split` what becomes of documents that are too long.
     """
 
     __tablename__ = "schedules"
@@ -464,6 +485,7 @@ class ScheduleRow(Base):
     variables: Mapped[dict[str, Any]]
     params: Mapped[dict[str, Any]]
     reading: Mapped[dict[str, Any]]
+    split: Mapped[str] = mapped_column(String(16), server_default="refuse")
     model: Mapped[str] = mapped_column(PlainText)
     at: Mapped[str]
     prefill_at: Mapped[str | None]

@@ -7,10 +7,11 @@ from typing import NamedTuple
 
 from kernels.decode import DecodeRequest, DecodeResult
 from kernels.params import GenerationParams
-from kernels.prompt import QUOTE_PROMPT, Prompter
-from kernels.quote import MOST_TOKENS, Quote, QuoteIndex
+from kernels.phrases import MOST_QUOTE_TOKENS, QUOTE_PROMPT
+from kernels.prompt import Prompter
+from kernels.quote import Quote, QuoteIndex
 
-QUOTING = GenerationParams(max_new_tokens=MOST_TOKENS)
+QUOTING = GenerationParams(max_new_tokens=MOST_QUOTE_TOKENS)
 
 
 class Answered(NamedTuple):

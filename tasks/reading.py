@@ -67,7 +67,7 @@ def fitting_prefix(place: Workplace, tenant: str, document_id: str) -> list[int]
         return None
     ids = engine.prompter.prefix_ids(text)
     if len(ids) >= engine.context_len:
-        error = str(ContextExceeded(len(ids) + 1, engine.context_len))
+        error = _too_long(len(ids) + 1, engine.context_len)
         with place.database.writing() as session:
             fail_document_items(session, **of_document, code="too_long", error=error, now=utc_now())
         return None
@@ -75,13 +75,17 @@ def fitting_prefix(place: Workplace, tenant: str, document_id: str) -> list[int]
     for item in items:
         needed = len(ids) + len(engine.prompter.question_ids(item.question)) + int(item.params["max_new_tokens"])
         if needed > engine.context_len:
-            refused[item.item_id] = str(ContextExceeded(needed, engine.context_len))
+            refused[item.item_id] = _too_long(needed, engine.context_len)
     if not refused:
         return ids
     with place.database.writing() as session:
         for item_id, error in refused.items():
             fail_item(session, item_id, owner=None, code="too_long", error=error, now=utc_now())
         return ids if is_wanted(session, **of_document, now=utc_now()) else None
+
+
+def _too_long(needed: int, context_len: int) -> str:
+    return f"{ContextExceeded(needed, context_len)} Or submit it with --split sections: it is then read in several."
 
 
 def begin_reading(

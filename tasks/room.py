@@ -4,8 +4,8 @@ from kernels.decode import ADMIT_TOKENS
 from kernels.errors import MemoryExceeded
 from kernels.memory import Need, check_room, decode_need, prefill_need
 from kernels.model import LanguageModel
+from kernels.phrases import MOST_QUOTE_TOKENS
 from kernels.prompt import Prompter
-from kernels.quote import MOST_TOKENS
 from storage.database import utc_now
 from storage.items import OpenItem, fail_document_items, queued_items
 from storage.schema import SnapshotRow
@@ -71,7 +71,7 @@ def _own_tokens(prompter: Prompter, item: OpenItem, question_tokens: int) -> int
     """Of the question with its longest answer, and with the longest quote where one will be asked for."""
     answer = int(item.params["max_new_tokens"])
     if item.params.get("quote"):
-        return len(prompter.quote_ids(item.question, "")) + answer + MOST_TOKENS
+        return len(prompter.quote_ids(item.question, "")) + answer + MOST_QUOTE_TOKENS
     return question_tokens + answer
 
 

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from kernels.settings import KernelSettings
     from pipeline.documents import ReadOptions
     from pipeline.questions import Question
+    from pipeline.splitting import Splitter
 
 
 def tell_estimate(
@@ -17,6 +18,7 @@ def tell_estimate(
     files: list[str],
     asked: "list[Question]",
     reading: "ReadOptions",
+    splitter: "Splitter | None",
     *,
     make_tables: bool,
     json_output: bool,
@@ -43,6 +45,7 @@ def tell_estimate(
             files=sources,
             questions=asked,
             reading=reading,
+            splitter=splitter,
             on_read=tick,
         )
     database.close()

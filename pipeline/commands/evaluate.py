@@ -8,7 +8,8 @@ import typer
 from rich.console import Console
 
 from pipeline.commands.opening import device_settings
-from pipeline.commands.options import Json
+from pipeline.commands.options import Json, SplitLong
+from pipeline.documents import Split
 
 
 def evaluate(
@@ -19,6 +20,7 @@ def evaluate(
         Path, typer.Option(help="Playbook that asks yes or no under the ids of the file's statements.")
     ] = Path("nda"),
     model: Annotated[str | None, typer.Option(help="Model folder, .gguf file or hub id.")] = None,
+    split: SplitLong = Split.REFUSE,
     json_output: Json = False,
 ) -> None:
     """Measure a model on contracts with gold answers: right answers, and quotes that show them."""
@@ -42,6 +44,7 @@ def evaluate(
         settings=PipelineSettings(),
         questions=asked,
         options=GenerationParams(quote=True),
+        split=split,
         console=console,
     )
     if json_output:

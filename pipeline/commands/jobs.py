@@ -6,7 +6,10 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich import box
 from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from pipeline.commands.opening import kick, opened
 from pipeline.commands.options import JobId, Json
@@ -14,6 +17,7 @@ from pipeline.exits import exit_code
 from storage.tiers import Tier
 
 if TYPE_CHECKING:
+    from pipeline.outlook import Outlook
     from storage.progress import JobStatus
 
 
@@ -23,16 +27,31 @@ class AnswerFormat(StrEnum):
     JSONL = "jsonl"
 
 
-def status(job_id: JobId, json_output: Json = False) -> None:
-    """Say how far a job is."""
+ByDocument = Annotated[
+    bool, typer.Option("--documents", help="Also each document: pages and tokens read, questions done.")
+]
+
+
+def status(job_id: JobId, documents: ByDocument = False, json_output: Json = False) -> None:
+    """Say how far a job is, and how long it will take."""
+    from pipeline.outlook import document_record, outlook
     from storage.progress import job_status
 
-    with opened() as (database, _store, settings), database.reading() as session:
-        found = job_status(session, settings.tenant, job_id)
+    with opened() as (database, _store, settings):
+        with database.reading() as session:
+            found = job_status(session, settings.tenant, job_id)
+        ahead = outlook(database, settings.tenant, job_id)
     if json_output:
-        typer.echo(json.dumps(status_record(found)))
-    else:
-        Console().print(status_line(found), highlight=False)
+        record = {**status_record(found), "progress": ahead.record()}
+        if documents:
+            record["documents"] = [document_record(each) for each in ahead.documents]
+        typer.echo(json.dumps(record))
+        return
+    console = Console()
+    console.print(status_line(found), highlight=False)
+    console.print(f"  {ahead.sentence}", highlight=False)
+    if documents:
+        print_documents(console, ahead)
 
 
 def jobs(limit: Annotated[int, typer.Option(min=1, help="How many.")] = 20, json_output: Json = False) -> None:
@@ -45,8 +64,10 @@ def jobs(limit: Annotated[int, typer.Option(min=1, help="How many.")] = 20, json
         typer.echo(json.dumps(status_record(job)) if json_output else status_line(job))
 
 
-def watch(job_id: JobId, json_output: Json = False) -> None:
-    """Show a job until it is done."""
+def watch(job_id: JobId, documents: ByDocument = False, json_output: Json = False) -> None:
+    """Show a job until it is done. With --json, a line whenever something changed, and the summary at the end."""
+    if documents and not json_output:
+        raise typer.BadParameter("--documents goes with --json; `platemaker status JOB --documents` shows a table.")
     from pipeline.report.rows import report_lines
     from pipeline.report.summary import summarise
     from pipeline.report.table import print_summary
@@ -57,7 +78,7 @@ def watch(job_id: JobId, json_output: Json = False) -> None:
     with opened() as (database, store, settings):
         with database.reading() as session:
             job_status(session, settings.tenant, job_id)
-        follow(database, settings.tenant, job_id, console=console, json_lines=json_output)
+        follow(database, settings.tenant, job_id, console=console, json_lines=json_output, by_document=documents)
         summary = summarise(database, settings.tenant, job_id, report_lines(database, store, settings.tenant, job_id))
     if json_output:
         typer.echo(json.dumps(summary.record()))
@@ -123,6 +144,24 @@ def retry(
     typer.echo(json.dumps(status_record(found)) if json_output else status_line(found))
 
 
+def print_documents(console: Console, ahead: "Outlook") -> None:
+    table = Table("Document", "Pages read", "Tokens read", "Questions", box=box.SIMPLE_HEAD, show_edge=False)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for each in ahead.documents:
+        if each.error:
+            table.add_row(Text(each.name), Text(each.error, style="red"), "", "")
+            continue
+        sections = f" ({len(each.pieces)} sections)" if len(each.pieces) > 1 else ""
+        table.add_row(
+            Text(each.name + sections),
+            f"{each.pages_read:,} of {each.pages:,}",
+            f"{each.tokens_read:,} of {each.tokens:,}" if each.tokens else "not begun",
+            f"{each.items_done:,} of {each.items:,}",
+        )
+    console.print(table)
+
+
 def status_line(job: "JobStatus") -> str:
     if job.finished_at is not None:
         state = "cancelled" if job.cancelled_at else "finished"
@@ -131,11 +170,12 @@ def status_line(job: "JobStatus") -> str:
     counts = ", ".join(f"{count:,} {name.value}" for name, count in sorted(job.items.items()))
     bad = f"; {job.sources_failed} of {job.sources} files unreadable" if job.sources_failed else ""
     title = f" “{job.title}”" if job.title else ""
+    split = f"; {job.split:,} long documents in {job.sections:,} sections" if job.split else ""
     done = f"{job.done:,} of {job.total:,} done ({counts or 'no items'})"
     begins = f", begins {job.not_before:%Y-%m-%d %H:%M} UTC" if job.not_before and not job.finished_at else ""
     ends = f", until {job.answer_by:%Y-%m-%d %H:%M} UTC" if job.answer_by and not job.finished_at else ""
     tier = ", fast" if job.tier == Tier.FAST else ""
-    return f"{job.job_id}{title} {state}{tier}{begins}{ends}: {done}{bad}"
+    return f"{job.job_id}{title} {state}{tier}{begins}{ends}: {done}{split}{bad}"
 
 
 def status_record(job: "JobStatus") -> dict[str, object]:
@@ -153,5 +193,7 @@ def status_record(job: "JobStatus") -> dict[str, object]:
         "sources_failed": job.sources_failed,
         "questions": job.questions,
         "rows": job.rows,
+        "split": job.split,
+        "sections": job.sections,
         "items": {state.value: count for state, count in job.items.items()},
     }

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pipeline.commands.opening import kick, opened
-from pipeline.commands.options import Json, QuestionOptions, ReadingOptions, TierOption, taking, variables
+from pipeline.commands.options import Json, QuestionOptions, ReadingOptions, SplitLong, TierOption, taking, variables
+from pipeline.documents import Split
 from pipeline.exits import Exit
 from storage.tiers import Tier
 
@@ -53,6 +54,7 @@ def add(
         str | None, typer.Option(metavar="CRON", help="Read new documents then already, before the questions come.")
     ] = None,
     tier: TierOption = Tier.BATCH,
+    split: SplitLong = Split.REFUSE,
     json_output: Json = False,
 ) -> None:
     """Have a job submitted again and again; only new or changed documents and questions are worked on."""
@@ -77,6 +79,7 @@ def add(
         "variables": variables(asking.set),
         "params": asdict(asking.params()),
         "reading": asdict(reading.read_options()),
+        "split": split.value,
         "model": KernelSettings().model_name,
         "at": at,
         "prefill_at": prefill_at,
@@ -219,6 +222,7 @@ def _tell(rows: "list[ScheduleRow]", now: "datetime", *, json_output: bool) -> N
                 "prefill_at": row.prefill_at,
                 "time_zone": row.time_zone,
                 "answer_by_s": row.answer_by_s,
+                "split": row.split,
                 "model": row.model,
                 "tier": row.tier,
                 "paused": row.paused_at is not None,

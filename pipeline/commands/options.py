@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from pipeline.documents import Normalise, ReadOptions, Tracked
+from pipeline.documents import Normalise, ReadOptions, Split, Tracked
 from storage.tiers import Tier
 
 if TYPE_CHECKING:
@@ -27,6 +27,14 @@ Files = Annotated[
     ),
 ]
 TierOption = Annotated[Tier, typer.Option("--tier", help="fast: taken first, in small batches; batch: in large ones.")]
+SplitLong = Annotated[
+    Split,
+    typer.Option(
+        "--split",
+        help="A document longer than the model's context is refused, or read in overlapping sections and their answers "
+        "merged.",
+    ),
+]
 SET_HELP = "Value of a playbook's variable: --set party='the Supplier'. Repeatable."
 
 

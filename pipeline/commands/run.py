@@ -11,7 +11,8 @@ from rich.console import Console
 
 from pipeline.commands.estimate import tell_estimate
 from pipeline.commands.opening import device_settings
-from pipeline.commands.options import Files, JobOptions, Json, QuestionOptions, ReadingOptions, taking
+from pipeline.commands.options import Files, JobOptions, Json, QuestionOptions, ReadingOptions, SplitLong, taking
+from pipeline.documents import Split
 from pipeline.exits import Exit, exit_code
 
 
@@ -26,13 +27,17 @@ def run(
         Path, typer.Option(help="A file (.xlsx, .html, .csv, .jsonl, .md), or a folder for the first four.")
     ] = Path("review"),
     model: Annotated[str | None, typer.Option(help="Model folder, .gguf file or hub id.")] = None,
+    split: SplitLong = Split.REFUSE,
     json_output: Json = False,
 ) -> None:
     """Answer questions about files here and now: no server, everything in this process."""
     asked, options, times, kernel = asking.load(), asking.params(), job.times(), device_settings(model)
     console = Console(stderr=json_output)
     if job.dry_run:
-        tell_estimate(kernel, files, asked, reading.read_options(), make_tables=True, json_output=json_output)
+        from pipeline.splitting import splitter
+
+        cutting = splitter(split, kernel, asked, options)
+        tell_estimate(kernel, files, asked, reading.read_options(), cutting, make_tables=True, json_output=json_output)
         return
 
     from pipeline.run import run_here  # only now: what is wrong so far is told before torch is loaded
@@ -49,6 +54,7 @@ def run(
         questions=asked,
         options=options,
         reading=reading.read_options(),
+        split=split,
         title=job.title,
         client_key=job.key,
         times=times,

@@ -176,17 +176,24 @@ def _change(change: Any, snapshot_id: int, *, json_output: bool) -> None:
 def explain(document: DocumentName, json_output: Json = False) -> None:
     """Say whether a document would find its snapshot now; if not, what differs and what reading it costs."""
     from kernels.settings import KernelSettings
-    from pipeline.find_document import find_document
+    from pipeline.find_document import Meant, find_document
     from pipeline.why import why
+    from storage.catalog import document_sections
     from tasks.engine import Engine
 
     with opened() as (database, store, settings):
-        meant = find_document(database, settings, document)
-        found = why(database, store, Engine(KernelSettings()), settings.tenant, meant)
-    if json_output:
-        typer.echo(json.dumps(asdict(found)))
-    else:
-        _print_why(found)
+        meant, engine = find_document(database, settings, document), Engine(KernelSettings())
+        with database.reading() as session:
+            sections = document_sections(session, settings.tenant, meant.document_id)
+        pieces = [Meant(section) for section in sections] or [meant]
+        found = [why(database, store, engine, settings.tenant, piece) for piece in pieces]
+    for number, each in enumerate(found, 1):
+        if json_output:
+            typer.echo(json.dumps({"section": number if sections else None, **asdict(each)}))
+        else:
+            if sections:
+                typer.echo(f"Section {number} of {len(found)}, {each.document_id[:16]}:")
+            _print_why(each)
 
 
 @snapshots.command()

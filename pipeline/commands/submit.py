@@ -8,7 +8,17 @@ from rich.console import Console
 
 from pipeline.commands.estimate import tell_estimate
 from pipeline.commands.opening import kick, opened
-from pipeline.commands.options import Files, JobOptions, Json, QuestionOptions, ReadingOptions, TierOption, taking
+from pipeline.commands.options import (
+    Files,
+    JobOptions,
+    Json,
+    QuestionOptions,
+    ReadingOptions,
+    SplitLong,
+    TierOption,
+    taking,
+)
+from pipeline.documents import Split
 from pipeline.exits import Exit
 from storage.tiers import Tier
 from storage.ways import Mode
@@ -30,16 +40,19 @@ def submit(
         Mode | None,
         typer.Option(help="How this job's documents come to their answers. Default: as PLATEMAKER_MODE says."),
     ] = None,
+    split: SplitLong = Split.REFUSE,
     json_output: Json = False,
 ) -> None:
     """Hand a job to the workers and print its id."""
     from kernels.settings import KernelSettings
+    from pipeline.splitting import splitter
     from tasks.settings import TaskSettings
 
     asked, options, times = asking.load(), asking.params(), job.times()
     task, kernel = TaskSettings(), KernelSettings()
+    cutting = splitter(split, kernel, asked, options)
     if job.dry_run:
-        tell_estimate(kernel, files, asked, reading.read_options(), make_tables=False, json_output=json_output)
+        tell_estimate(kernel, files, asked, reading.read_options(), cutting, make_tables=False, json_output=json_output)
         return
     if task.broker_url is None:
         raise typer.BadParameter("submit needs workers: set PLATEMAKER_BROKER_URL, or use `platemaker run`.")
@@ -55,6 +68,7 @@ def submit(
         times=times,
         tier=tier,
         mode=mode,
+        splitter=cutting,
     )
 
 

@@ -1,5 +1,5 @@
 from pipeline.documents.document import EXTRACTOR, Document
-from pipeline.documents.options import AS_USUAL, Normalise, ParseLimits, ReadOptions, Tracked
+from pipeline.documents.options import AS_USUAL, Normalise, ParseLimits, ReadOptions, Split, Tracked
 from pipeline.documents.reader import read_document, read_documents
 from pipeline.documents.sources import Source, find_sources
 
@@ -11,6 +11,7 @@ __all__ = [
     "ParseLimits",
     "ReadOptions",
     "Source",
+    "Split",
     "Tracked",
     "find_sources",
     "read_document",

@@ -64,10 +64,7 @@ class Document:
 
     @property
     def document_id(self) -> str:
-        """SHA-256 of text and extractor alone: one text under two names or types is one document."""
-        identity = {"extractor": EXTRACTOR, "text": self.text}
-        canonical = json.dumps(identity, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-        return hashlib.sha256(canonical.encode()).hexdigest()
+        return document_id_of(self.text)
 
     @property
     def num_pages(self) -> int:
@@ -103,3 +100,10 @@ class Document:
         """The attachment or file that this page belongs to; None where the document is a single file."""
         names = [part.name for part in self.parts if part.first_page <= page]
         return names[-1] if names else None
+
+
+def document_id_of(text: str) -> str:
+    """SHA-256 of text and extractor alone: one text under two names or types is one document."""
+    identity = {"extractor": EXTRACTOR, "text": text}
+    canonical = json.dumps(identity, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(canonical.encode()).hexdigest()

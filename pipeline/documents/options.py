@@ -18,6 +18,13 @@ class Normalise(StrEnum):
     FURNITURE = "furniture"
 
 
+class Split(StrEnum):
+    """What becomes of a document that is longer than the model's context."""
+
+    REFUSE = "refuse"
+    SECTIONS = "sections"
+
+
 @dataclass(frozen=True)
 class ReadOptions:
     """How files are read. Whatever changes a text changes the document's id with it."""

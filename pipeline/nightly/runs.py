@@ -11,13 +11,15 @@ from pathlib import Path
 from sqlalchemy import select
 
 from kernels.params import GenerationParams
+from kernels.settings import KernelSettings
 from pipeline.counting import CHARS_PER_TOKEN
-from pipeline.documents import ReadOptions
-from pipeline.errors import PipelineError
+from pipeline.documents import ReadOptions, Split
+from pipeline.errors import PipelineError, ScheduleError
 from pipeline.nightly.occurrences import Occurrence, last_due, time_zone
 from pipeline.nightly.sources import is_visible, sources_of
-from pipeline.questions import load_questions
+from pipeline.questions import Question, load_questions
 from pipeline.settings import PipelineSettings
+from pipeline.splitting import Splitter, splitter
 from pipeline.submit import submit
 from pipeline.words import duration
 from storage.database import Database, utc_now
@@ -135,7 +137,8 @@ class Nightly:
             answer_by = due.due_at + timedelta(seconds=schedule.answer_by_s)
             if answer_by <= now:
                 return Ran(schedule.name, due.name, kind, None, error="Missed: nothing ran it until its answer-by.")
-        questions = [] if kind == PREFILL else load_questions([Path(schedule.questions)], [], schedule.variables)
+        questions = load_questions([Path(schedule.questions)], [], schedule.variables)
+        options = GenerationParams.checked(**schedule.params)
         key = f"nightly:{schedule.schedule_id}:{kind}:{due.name}"
         try:
             made = submit(
@@ -144,8 +147,8 @@ class Nightly:
                 settings=self.settings,
                 model=schedule.model,
                 files=sources_of(schedule.source, self.settings, self.storage),
-                questions=questions,
-                options=GenerationParams.checked(**schedule.params),
+                questions=[] if kind == PREFILL else questions,
+                options=options,
                 reading=ReadOptions.of(schedule.reading),
                 title=f"{schedule.name} {due.name}",
                 client_key=key,
@@ -154,6 +157,7 @@ class Nightly:
                 limits=self.storage.limits,
                 reuse_answers=True,
                 only_prefill=kind == PREFILL,
+                splitter=_splitter(schedule, questions, options),
             )
             job_id, documents = made.job_id, made.documents
         except KeyTaken as exc:  # somebody submitted it before the files changed
@@ -189,3 +193,19 @@ class Nightly:
                 "its answer-by. What is not answered then, expires."
             )
         return Ran(schedule.name, due.name, kind, job_id, documents, work.items, work.answered_before, finish, warning)
+
+
+def _splitter(schedule: ScheduleRow, questions: list[Question], options: GenerationParams) -> Splitter | None:
+    """The same for reading beforehand and for the answers, so that both cut the same sections.
+
+    Raises:
+        ScheduleError: this machine is set to another model.
+        SplitNeedsModel, NoRoomForSections: see `splitter`.
+    """
+    split, kernel = Split(schedule.split), KernelSettings()
+    if split != Split.REFUSE and kernel.model_name != schedule.model:
+        raise ScheduleError(
+            f"sections are counted with the tokenizer of {schedule.model}, and PLATEMAKER_MODEL is {kernel.model_name} "
+            "here; set it to the schedule's model"
+        )
+    return splitter(split, kernel, questions, options)

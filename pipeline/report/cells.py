@@ -9,6 +9,7 @@ from typing import Any
 from pipeline.playbooks.answer_types import AnswerSpec, AnswerType
 from pipeline.playbooks.values import ValueStatus, read_value
 from pipeline.report.evidence import Evidence
+from pipeline.report.merged import Merged
 from storage.job_report import ReportRow
 from storage.schema import OPEN_STATES, ItemState
 
@@ -33,7 +34,8 @@ class Cell:
     `text` is the answer's words, or why there is none. `value` is theirs in the question's type (see TypedValue), and
     `parsed` is false where the words hold no such value. `quote` is document text [start, stop), which begins on
     `page`; `verified` says that it was found there verbatim, `evidence` who found it. `doubt` is what a
-    reader should look at.
+    reader should look at. `merged` is there where the document was read in sections; `quote` is then the first of its
+    quotes.
     """
 
     status: CellStatus
@@ -48,10 +50,27 @@ class Cell:
     verified: bool = False
     evidence: EvidenceFrom | None = None
     doubt: str | None = None
+    merged: Merged | None = None
+
+    @property
+    def quotes(self) -> tuple[Evidence, ...]:
+        """Every place that shows the answer, or one of the answers."""
+        if self.merged is not None:
+            return tuple(quote for value in self.merged.values for quote in value.quotes)
+        if self.quote is None or self.page is None or self.start is None or self.stop is None:
+            return ()
+        return (Evidence(self.quote, self.page, self.start, self.stop),)
+
+    @property
+    def pages(self) -> list[int]:
+        return sorted({quote.page for quote in self.quotes})
 
     @property
     def shown(self) -> str:
         """The value as people write it; the words where there is none, or where words are asked for."""
+        several = self.merged is not None and len(self.merged.values) > 1 and self.status == CellStatus.ANSWERED
+        if self.merged is not None and several and not self.parsed:
+            return self.merged.listed
         return show_value(self.type, self.value, self.text) if self.parsed else self.text
 
 

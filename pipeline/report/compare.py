@@ -45,6 +45,7 @@ class Change:
             found[f"{name}_status"] = cell.status.value if cell else None
             found[f"{name}_answer"] = cell.shown if cell else None
             found[f"{name}_page"] = cell.page if cell else None
+            found[f"{name}_merged"] = cell.merged.note if cell and cell.merged else None
         return found
 
 

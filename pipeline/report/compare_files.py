@@ -90,7 +90,9 @@ def _cells(change: Change) -> tuple[str, ...]:
 def _shown(cell: Cell | None) -> str:
     if cell is None:
         return "—"
-    return cell.shown if cell.page is None else f"{cell.shown} (p. {cell.page})"
+    if cell.merged and len(cell.merged.values) > 1:
+        return cell.shown  # has its pages
+    return f"{cell.shown} (p. {', '.join(map(str, cell.pages))})" if cell.pages else cell.shown
 
 
 def print_comparison(console: Console, comparison: Comparison, *, same: bool, most_rows: int) -> None:

@@ -7,7 +7,7 @@ policy that runs only the page's own script.
 import base64
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable
 from html import escape
 from importlib.resources import files
 from itertools import pairwise
@@ -16,9 +16,11 @@ from tempfile import TemporaryFile
 from typing import IO, Any
 
 from pipeline.report.cells import CellStatus
+from pipeline.report.evidence import Evidence
 from pipeline.report.rows import LineInText, ReportLine
 from pipeline.report.sink import Heading, without_controls
 from pipeline.report.summary import Summary, Tally
+from storage.spans import joined
 
 _TITLES = {
     CellStatus.ANSWERED: "answered",
@@ -112,9 +114,12 @@ class PageSink:
 _PANEL = """<aside hidden aria-label="Answer">
 <div class="top"><div class="bar"><h2></h2><button id="before" title="Document before (arrow up)">↑</button>
 <button id="after" title="Document after (arrow down)">↓</button><button id="close" title="Close (Esc)">×</button></div>
-<p class="document"></p><p class="question"></p><p class="answer"></p><p class="words"></p><p class="facts"></p></div>
+<p class="document"></p><p class="question"></p><p class="answer"></p><p class="words"></p><p class="facts"></p>
+<p class="places"><span id="jumps"></span><button id="earlier" title="Place before (p)">‹</button>
+<span id="place"></span><button id="later" title="Next place (n)">›</button></p></div>
 <div class="page" tabindex="0"></div>
 <div class="keys"><kbd>↑</kbd> <kbd>↓</kbd> <kbd>←</kbd> <kbd>→</kbd> move · <kbd>Enter</kbd> open ·
+<kbd>n</kbd> <kbd>p</kbd> next place, place before ·
 <kbd>Esc</kbd> close · <kbd>/</kbd> search</div></aside>
 """
 
@@ -122,33 +127,48 @@ _PANEL = """<aside hidden aria-label="Answer">
 def _cell(line: ReportLine) -> str:
     cell = line.cell
     classes = " ".join([cell.status.value, *(["doubt"] if cell.doubt else [])])
-    page = "" if cell.page is None else f"<small>p. {cell.page}</small>"
+    has_pages = cell.merged is not None and len(cell.merged.values) > 1 and not cell.parsed  # in what is shown
+    notes = [f"p. {', '.join(map(str, cell.pages))}"] if cell.pages and not has_pages else []
+    if cell.merged:
+        notes.append(f"from {cell.merged.sections} sections")
+    small = f"<small>{' · '.join(notes)}</small>" if notes else ""
     shown = _text(cell.shown) or "(empty)"
-    return f'<td tabindex="-1" class="{classes}" data-q="{_text(line.row.title)}"><div>{shown}</div>{page}</td>'
+    return f'<td tabindex="-1" class="{classes}" data-q="{_text(line.row.title)}"><div>{shown}</div>{small}</td>'
 
 
 def _details(found: LineInText, pages: dict[int, str]) -> dict[str, Any]:
-    """What a click on a cell shows. Adds the pages that its quote stands on to `pages`."""
+    """What a click on a cell shows. Adds the pages that its quotes stand on to `pages`."""
     cell = found.line.cell
-    details: dict[str, Any] = {"status": cell.status.value, "page": cell.page, "verified": cell.verified}
+    details: dict[str, Any] = {"status": cell.status.value, "verified": cell.verified}
     if cell.doubt:
         details["doubt"] = cell.doubt
-    if cell.shown != cell.text:
+    if cell.merged:
+        details["merged"] = cell.merged.note
+    if cell.shown != cell.text and not (cell.merged and len(cell.merged.values) > 1):
         details["words"] = cell.text
-    if found.text is not None and cell.start is not None and cell.stop is not None:
-        details["parts"] = list(_parts(found.text, found.line.row.page_starts, cell.start, cell.stop, pages))
+    if found.text is not None and cell.quotes:
+        details["sheets"] = _sheets(found.text, found.line.row.page_starts, cell.quotes, pages)
     return details
 
 
-def _parts(
-    text: str, page_starts: tuple[int, ...], start: int, stop: int, pages: dict[int, str]
-) -> Iterator[tuple[int, int, int]]:
-    """The quote page by page: number, begin and end in that page's text, counted as browsers do in UTF-16 units."""
+def _sheets(
+    text: str, page_starts: tuple[int, ...], quotes: Iterable[Evidence], pages: dict[int, str]
+) -> list[tuple[int, list[tuple[int, int]]]]:
+    """Page by page what the quotes take of it: begin and end in that page's text, counted as browsers do in UTF-16
+    units. A place stands once, however many quotes it is in."""
+    spans = joined((quote.start, quote.stop) for quote in quotes)
+    sheets = []
     for number, (begin, end) in enumerate(pairwise([*page_starts, len(text)]), 1):
-        if begin < stop and start < end:
-            page = text[begin:end]
+        page = text[begin:end]
+        marks = [
+            (_units(page[: max(0, start - begin)]), _units(page[: stop - begin]))
+            for start, stop in spans
+            if begin < stop and start < end
+        ]
+        if marks:
             pages[number] = page
-            yield number, _units(page[: max(0, start - begin)]), _units(page[: min(stop, end) - begin])
+            sheets.append((number, marks))
+    return sheets
 
 
 def _units(text: str) -> int:

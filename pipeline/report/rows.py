@@ -3,16 +3,16 @@
 from bisect import bisect_right
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, NamedTuple
 
 from pipeline.playbooks.answer_types import AnswerSpec, AnswerType
 from pipeline.playbooks.values import says_not_found
 from pipeline.report.cells import Cell, cell_of
 from pipeline.report.evidence import DocumentIndex, Evidence
+from pipeline.report.merging import merge
 from storage.database import Database
 from storage.documents import get_text
-from storage.job_report import ReportRow, job_report
+from storage.job_report import ReportRow, ReportSection, job_report
 from storage.objects import ObjectStore
 
 _BARE = 3  # words; a Yes or No without a reason stands everywhere and nowhere
@@ -20,12 +20,11 @@ _BARE = 3  # words; a Yes or No without a reason stands everywhere and nowhere
 
 @dataclass(frozen=True)
 class ReportLine:
-    row: ReportRow
-    evidence: Evidence | None
+    """`sections` are those of a long document, each with what its own answer would show."""
 
-    @cached_property
-    def cell(self) -> Cell:
-        return cell_of(self.row, self.evidence)
+    row: ReportRow
+    cell: Cell
+    sections: tuple[Cell, ...] = ()
 
     @property
     def document(self) -> str:
@@ -36,10 +35,6 @@ class ReportLine:
     def question(self) -> str:
         """As a person wrote it."""
         return AnswerSpec.of(self.row.spec).question or self.row.question
-
-    @property
-    def page(self) -> int | None:
-        return self.evidence.page if self.evidence else None
 
     def record(self) -> dict[str, Any]:
         """The line as a program takes it. Also the columns of the CSV, in this order."""
@@ -73,12 +68,42 @@ class ReportLine:
             "carried_from": row.carried_from,
             "way": row.way,
             "why": row.why,
+            "merged": cell.merged.note if cell.merged else None,
         }
 
     def json_record(self) -> dict[str, Any]:
-        """`record`, and what fits no cell: the logarithms of probabilities, where they were asked for."""
-        logprobs = self.row.logprobs
-        return self.record() if logprobs is None else {**self.record(), "logprobs": logprobs}
+        """`record`, and what fits no cell: the logarithms of probabilities, where they were asked for, and what each
+        section of a long document answered."""
+        record, row = self.record(), self.row
+        if row.logprobs is not None:
+            record["logprobs"] = row.logprobs
+        if self.cell.merged is not None:
+            record["merged"] = self.cell.merged.record()
+            pairs = zip(row.sections, self.sections, strict=True)
+            record["sections"] = [_section_record(section, cell) for section, cell in pairs]
+        return record
+
+
+def _section_record(section: ReportSection, cell: Cell) -> dict[str, Any]:
+    row = section.row
+    record = {
+        "start": section.start,
+        "stop": section.stop,
+        "document_id": row.document_id,
+        "status": cell.status.value,
+        "answer": row.answer,
+        "value": cell.value,
+        "page": cell.page,
+        "quote": cell.quote,
+        "quote_start": cell.start,
+        "quote_stop": cell.stop,
+        "state": row.state,
+        "error_code": row.error_code,
+        "error": row.error,
+        "cached_tokens": row.cached_tokens,
+        "output_tokens": row.output_tokens,
+    }
+    return record if row.logprobs is None else {**record, "logprobs": row.logprobs}
 
 
 class LineInText(NamedTuple):
@@ -103,21 +128,46 @@ def lines_in_text(
 ) -> Iterator[LineInText]:
     """As `report_lines`. One document is held in memory at a time."""
     with database.reading() as session:
-        index: DocumentIndex | None = None
-        indexed: str | None = None
-        text: str | None = None
+        found: _Text | None = None
         for row in job_report(session, tenant, job_id, sources=sources):
-            if row.document_id != indexed:
-                index, text, indexed = None, None, row.document_id
-            evidence = None
-            if row.answer and row.document_id is not None and (row.quote is not None or _worth_looking(row)):
-                if text is None:
-                    text = get_text(store, tenant, row.document_id)
-                evidence = quoted(row, text)
-                if evidence is None and row.quote_prompt is None:
-                    index = index or DocumentIndex(text, row.page_starts)
-                    evidence = index.find(row.answer)
-            yield LineInText(ReportLine(row, evidence), text)
+            if found is None or row.document_id != found.document_id:
+                found = _Text(store, tenant, row.document_id)
+            if row.sections:
+                cells = tuple(_section_cell(section, found) for section in row.sections)
+                yield LineInText(ReportLine(*merge(row, cells), cells), found.loaded)
+            else:
+                yield LineInText(ReportLine(row, cell_of(row, found.evidence(row))), found.loaded)
+
+
+def _section_cell(section: ReportSection, found: "_Text") -> Cell:
+    evidence = found.evidence(section.row, section.start, section.stop)
+    if evidence is not None:
+        evidence = evidence._replace(start=evidence.start + section.start, stop=evidence.stop + section.start)
+    return cell_of(section.row, evidence)
+
+
+class _Text:
+    """The text of one document, fetched when an answer is first looked for in it."""
+
+    def __init__(self, store: ObjectStore, tenant: str, document_id: str | None) -> None:
+        self.document_id = document_id
+        self.loaded: str | None = None
+        self._store, self._tenant = store, tenant
+        self._indexes: dict[int, DocumentIndex] = {}
+
+    def evidence(self, row: ReportRow, start: int = 0, stop: int | None = None) -> Evidence | None:
+        """In text [start, stop), from whose beginning the places count."""
+        if not row.answer or self.document_id is None or not (row.quote is not None or _worth_looking(row)):
+            return None
+        if self.loaded is None:
+            self.loaded = get_text(self._store, self._tenant, self.document_id)
+        text = self.loaded[start:stop]
+        evidence = quoted(row, text)
+        if evidence is None and row.quote_prompt is None:
+            if start not in self._indexes:
+                self._indexes[start] = DocumentIndex(text, row.page_starts)
+            evidence = self._indexes[start].find(row.answer)
+        return evidence
 
 
 def quoted(row: ReportRow, text: str) -> Evidence | None:

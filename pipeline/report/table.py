@@ -41,7 +41,7 @@ def print_table(
                 continue
             cells: list[str | Text] = ["(all)", Text(row.error or "", style="red"), ""]
         else:
-            cells = [row.title, _answer(line), "" if line.page is None else str(line.page)]
+            cells = [row.title, _answer(line), ", ".join(map(str, line.cell.pages))]
         first = row.source_position not in shown
         shown.add(row.source_position)
         table.add_row(*([line.document if first else ""] if many else []), *cells)
@@ -53,9 +53,12 @@ def print_table(
 def _answer(line: ReportLine) -> Text:
     row, cell = line.row, line.cell
     if row.state != ItemState.ANSWERED:
-        return Text(row.error or row.state, style="red" if row.error else "yellow")
-    text = Text(cell.shown or "(empty)", style="dim italic" if cell.status == CellStatus.NOT_FOUND else "")
-    return text.append(f" ({cell.doubt})", style="yellow") if cell.doubt else text
+        text = Text(row.error or (cell.text if cell.merged else row.state), style="red" if row.error else "yellow")
+    else:
+        text = Text(cell.shown or "(empty)", style="dim italic" if cell.status == CellStatus.NOT_FOUND else "")
+    if cell.doubt:
+        text.append(f" ({cell.doubt})", style="yellow")
+    return text.append(f" ({cell.merged.note})", style="dim") if cell.merged else text
 
 
 def print_summary(console: Console, summary: Summary, files: tuple[Path, ...]) -> None:

@@ -95,8 +95,11 @@ class MarkdownSink:
             answer = f"*{cell.status.replace('_', ' ')}: {answer}*"
         elif cell.doubt:
             answer += f" *({_inline(cell.doubt)})*"
-        page = "" if cell.page is None else str(cell.page)
-        self._file.write(f"| {_inline(line.row.title)} | {answer} | {page} | {_inline(cell.quote or '')} |\n")
+        if cell.merged:
+            answer += f" *({_inline(cell.merged.note)})*"
+        pages = ", ".join(map(str, cell.pages))
+        quotes = " … ".join(quote.quote for quote in cell.quotes)
+        self._file.write(f"| {_inline(line.row.title)} | {answer} | {pages} | {_inline(quotes)} |\n")
 
     def finish(self, summary: Summary, tally: Tally) -> None:
         self._file.write(

@@ -41,7 +41,7 @@ _SOFT = look(font_color=_GREY)
 _WIDTHS = {AnswerType.YES_NO: 14, AnswerType.DATE: 14, AnswerType.MONEY: 18, AnswerType.CHOICE: 18}
 _EVIDENCE = (
     ("Document", 34), ("Question", 26), ("Status", 12), ("Answer", 50), ("Value", 22), ("Page", 7), ("Quote", 70),
-    ("Verified", 9), ("To look at", 24), ("Carried over", 12),
+    ("Verified", 9), ("To look at", 24), ("Carried over", 12), ("Merged", 26),
 )  # fmt: skip
 
 
@@ -100,7 +100,7 @@ class XlsxSink:
         if column <= self._columns:
             self._write_value(sheet, row, column, line.cell)
             if self._comments and line.cell.quote:
-                _comment(sheet, row, column, f"Page {line.cell.page}: “{line.cell.quote}”")
+                _comment(sheet, row, column, _quoted(line.cell))
         self._add_evidence(line)
         if line.cell.status == CellStatus.ERROR and (first or line.row.state != "unreadable"):
             self._note_failure(line)
@@ -136,16 +136,20 @@ class XlsxSink:
         write(sheet, row, 3, cell.text, status)
         if cell.parsed and cell.type != AnswerType.TEXT:
             self._write_value(sheet, row, 4, cell, bare=True)
-        if cell.page is not None:
+        if len(cell.pages) > 1:
+            write(sheet, row, 5, ", ".join(map(str, cell.pages)), _TEXT)
+        elif cell.page is not None:
             sheet.write_number(row, 5, cell.page, self._book.format(_TEXT))
         if cell.quote:
-            write(sheet, row, 6, cell.quote, _TEXT)
+            write(sheet, row, 6, cell.quote if len(cell.quotes) == 1 else _quoted(cell), _TEXT)
         if cell.status == CellStatus.ANSWERED:
             write(sheet, row, 7, "yes" if cell.verified else "no", _TEXT)
         if cell.doubt:
             write(sheet, row, 8, cell.doubt, _TEXT + _DOUBT)
         if line.row.carried_from is not None:
             write(sheet, row, 9, "yes", _TEXT)
+        if cell.merged:
+            write(sheet, row, 10, cell.merged.note.removeprefix("merged: "), _TEXT)
 
     def finish(self, summary: Summary, tally: Tally) -> None:
         self._grid.finish(self._columns)
@@ -307,6 +311,10 @@ class _SummarySheet:
         if height:
             self._sheet.set_row(self._row, height)
         self._book.write_text(self._sheet, self._row, column, text, style)
+
+
+def _quoted(cell: Cell) -> str:
+    return "\n".join(f"Page {quote.page}: “{quote.quote}”" for quote in cell.quotes)
 
 
 def _comment(sheet: Worksheet, row: int, column: int, text: str) -> None:

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from kernels.params import GenerationParams
 from kernels.settings import KernelSettings
-from pipeline.documents import ReadOptions
+from pipeline.documents import ReadOptions, Split
 from pipeline.questions import load_questions
 from pipeline.run import run_here
 from pipeline.settings import PipelineSettings
@@ -42,6 +42,7 @@ def main() -> None:
         questions=load_questions([arguments.questions], []),
         options=GenerationParams(max_new_tokens=arguments.new_tokens, ignore_eos=True),
         reading=ReadOptions(),
+        split=Split.REFUSE,
         title="",
         client_key=None,
         times=JobTimes(),

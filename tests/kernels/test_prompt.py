@@ -7,7 +7,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from transformers import PreTrainedTokenizerFast
 
 from kernels.errors import ChatRefused, ModelIncomplete
-from kernels.prompt import ACKNOWLEDGEMENT, Prompter, ids_digest
+from kernels.phrases import ACKNOWLEDGEMENT
+from kernels.prompt import Prompter, ids_digest
 
 SYSTEM = "You review documents."
 DOCUMENT = "  The Supplier delivers the Parts.\n\nThe Customer pays within 30 days – “promptly”.\n"

@@ -9,8 +9,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from kernels.params import GenerationParams
+from kernels.phrases import MOST_QUOTE_TOKENS, NONE
 from kernels.prompt import Prompter
-from kernels.quote import LEAST_TOKENS, MOST_TOKENS, NONE, Quote, QuoteIndex
+from kernels.quote import LEAST_TOKENS, Quote, QuoteIndex
 from kernels.sampling import Drawn, Sampler, draw
 from kernels.words import WORD
 
@@ -59,7 +60,7 @@ def drawn_ids(index: QuoteIndex, generator: torch.Generator, most: int, *, lean:
 def test_every_quote_is_the_document_text_at_its_place(index: QuoteIndex, generator: torch.Generator) -> None:
     borders = {0, len(MIXED)} | {at for word in WORD.finditer(MIXED) for at in word.span()}
     for _ in range(150):
-        ids = drawn_ids(index, generator, MOST_TOKENS)
+        ids = drawn_ids(index, generator, MOST_QUOTE_TOKENS)
         quote = index.quote(ids)
         if quote is None:
             continue
@@ -79,7 +80,7 @@ def test_a_quote_that_is_cut_short_ends_at_a_word_where_one_ends_before(
 
 def test_no_quote_ends_by_itself_before_it_says_something(index: QuoteIndex, generator: torch.Generator) -> None:
     for _ in range(20):
-        ids = drawn_ids(index, generator, MOST_TOKENS, lean=0)
+        ids = drawn_ids(index, generator, MOST_QUOTE_TOKENS, lean=0)
         assert len(ids) >= LEAST_TOKENS or index.quote(ids) is None
 
 

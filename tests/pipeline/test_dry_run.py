@@ -6,13 +6,15 @@ from pathlib import Path
 import pytest
 from sqlalchemy import func, select
 
+from kernels.params import GenerationParams
 from kernels.prompt import Prompter
 from kernels.settings import KernelSettings
 from pipeline.counting import CharacterCount, token_counter
-from pipeline.documents import Document, ParseLimits, read_documents
+from pipeline.documents import Document, ParseLimits, Split, read_documents
 from pipeline.dry_run import Estimate, estimate
 from pipeline.questions import Question
 from pipeline.settings import PipelineSettings
+from pipeline.splitting import splitter
 from storage.database import Database
 from storage.items import answer_item
 from storage.schema import Base, JobRow, ReadingRow, SnapshotState
@@ -55,6 +57,25 @@ def test_documents_are_counted_as_the_model_counts_them(tmp_path: Path, files: l
     assert (found.prefills, found.prefills_saved, found.tokens_are_estimated) == (2, 0, False)
     assert found.tokens == found.prefill_tokens >= sum(counter.count(text) for text in texts)
     assert found.seconds is None and "unknown" in "\n".join(found.lines())
+
+
+def test_a_long_document_is_counted_by_its_sections(tmp_path: Path, tiny_model: Path) -> None:
+    kernel = KernelSettings(model=str(tiny_model))
+    cutting = splitter(Split.SECTIONS, kernel, ASKED, GenerationParams())
+    assert cutting is not None
+    text = "".join(f"The fee {number} is due. " for number in range(cutting.max_tokens // 8)).strip()
+    (tmp_path / "long.txt").write_text(text)
+
+    with closing(Database(StorageSettings(data_dir=tmp_path / "data"))) as database:
+        database.upgrade()
+        files = [tmp_path / "long.txt"]
+        settings = PipelineSettings()
+        found = estimate(database, settings=settings, kernel=kernel, files=files, questions=ASKED, splitter=cutting)
+
+    sections = len(cutting.sections(text))
+    assert sections > 2
+    assert (found.documents, found.prefills, found.answers) == (1, sections, 2 * sections)
+    assert found.tokens > token_counter(kernel).count(text)  # what overlaps is read twice
 
 
 def test_where_the_model_does_not_lie_here_tokens_are_an_estimate_and_said_to_be(

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import select
 
 from pipeline.documents import AS_USUAL, Normalise, ReadOptions
 from pipeline.errors import ScheduleError
@@ -23,8 +24,15 @@ from storage.job_report import job_report
 from storage.objects import FolderStore
 from storage.objects.s3 import S3Store
 from storage.progress import job_status
-from storage.schedules import add_schedule, list_schedules, pause_schedule, resume_schedule, schedule_runs
-from storage.schema import SnapshotState
+from storage.schedules import (
+    add_schedule,
+    list_schedules,
+    pause_schedule,
+    require_schedule,
+    resume_schedule,
+    schedule_runs,
+)
+from storage.schema import ScheduleRow, SectionRow, SnapshotState
 from storage.settings import StorageSettings
 from storage.snapshots import find_or_create, note_readings
 from storage.tiers import Tier
@@ -317,3 +325,38 @@ def test_a_schedule_keeps_its_playbook_its_values_and_how_files_are_read(nightly
     assert "Who is Acme?" in first.question and first.spec["type"] == "yes_no"
     assert first.document_id is not None
     assert get_text(nightly.store, "default", first.document_id).split("\n") == ["a", "b"]
+
+
+def test_a_night_that_reads_beforehand_cuts_the_sections_that_are_asked_later(
+    nightly: Nightly, folder: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "long.txt").write_text("The fee is due within 30 days. " * 300)
+    schedule = the_schedule(nightly)
+    schedule.split, schedule.model = "sections", tiny_model.name
+    monkeypatch.setenv("PLATEMAKER_MODEL", str(tiny_model))
+
+    runs = [nightly.run(schedule, kind, Occurrence("2026-11-04T01:00", DUE), DUE) for kind in ("prefill", "answers")]
+
+    with nightly.database.reading() as session:
+        cuts = [
+            [(row.section_id, row.start) for row in session.scalars(select(SectionRow).filter_by(job_id=ran.job_id))]
+            for ran in runs
+            if ran is not None
+        ]
+    assert len(cuts) == 2
+    assert cuts[0] == cuts[1] and len(cuts[0]) > 1
+
+
+def test_a_machine_with_another_model_does_not_cut(nightly: Nightly, monkeypatch: pytest.MonkeyPatch) -> None:
+    schedule = the_schedule(nightly)
+    schedule.split = "sections"
+    monkeypatch.setenv("PLATEMAKER_MODEL", "/models/another")
+
+    ran = nightly.run(schedule, "answers", Occurrence("2026-11-04T01:00", DUE), DUE)
+
+    assert ran is not None and ran.job_id is None and "another" in (ran.error or "")
+
+
+def the_schedule(nightly: Nightly) -> ScheduleRow:
+    with nightly.database.reading() as session:
+        return require_schedule(session, "default", "nightly")

@@ -6,8 +6,10 @@ import pytest
 
 from kernels.params import GenerationParams
 from kernels.settings import KernelSettings
+from pipeline.documents import Split
 from pipeline.questions import Question
 from pipeline.settings import PipelineSettings
+from pipeline.splitting import splitter
 from pipeline.submit import Submission, submit
 from storage.settings import StorageSettings
 from tasks.settings import TaskSettings
@@ -53,6 +55,9 @@ def submit_texts(tmp_path: Path) -> Callable[..., Submission]:
         of_job = ("reuse_answers", "only_prefill", "tier", "mode")
         job = {name: options.pop(name) for name in of_job if name in options}
         settings = PipelineSettings(tenant=options.pop("tenant", "default"))
+        split = options.pop("split", Split.REFUSE)
+        asked = [Question(f"q{n}", f"Question {n}", f"What does article {n} say?") for n in range(questions)]
+        params = GenerationParams(**{"max_new_tokens": 8, **options})
         files = []
         for number, text in enumerate(texts):
             path = tmp_path / f"contract-{number}.txt"
@@ -64,8 +69,9 @@ def submit_texts(tmp_path: Path) -> Callable[..., Submission]:
             settings=settings,
             model=place.engine.name,
             files=files,
-            questions=[Question(f"q{n}", f"Question {n}", f"What does article {n} say?") for n in range(questions)],
-            options=GenerationParams(**{"max_new_tokens": 8, **options}),
+            questions=asked,
+            options=params,
+            splitter=splitter(split, place.engine.settings, asked, params),
             **job,
         )
 

@@ -174,7 +174,7 @@ def test_a_document_beyond_the_context_is_refused_before_any_weight_is_loaded(
     with place.database.reading() as session:
         errors = set(session.scalars(select(ItemRow.error)))
         status = job_status(session, "default", submitted.job_id)
-    assert all(error and "the model takes 4,096" in error for error in errors)
+    assert all(error and "the model takes 4,096" in error and "--split sections" in error for error in errors)
     assert status.items == {ItemState.FAILED: 3}
     assert status.finished_at is not None
 

@@ -9,7 +9,7 @@ from sqlalchemy import select
 from kernels import halving
 from kernels.decode import Decoder
 from kernels.errors import BatchTooLarge
-from kernels.prompt import QUOTE_PROMPT
+from kernels.phrases import QUOTE_PROMPT
 from pipeline.report.cells import EvidenceFrom
 from pipeline.report.rows import report_lines
 from pipeline.submit import Submission
@@ -41,8 +41,8 @@ def test_every_quote_is_the_document_text_at_its_place(place: Workplace, submit_
     for line in asked:
         quote = line.row.quote
         assert quote is None or quote == text[line.row.quote_start : line.row.quote_stop]
-        if quote is not None and line.evidence is not None:
-            assert (line.evidence.quote, line.cell.verified) == (quote, True)
+        if quote is not None and line.cell.quote is not None:
+            assert (line.cell.quote, line.cell.verified) == (quote, True)
             assert line.cell.evidence in (EvidenceFrom.QUOTED, None)
 
 

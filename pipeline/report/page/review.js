@@ -5,7 +5,7 @@ const heads = [...document.querySelectorAll("thead th")].slice(1);
 const asked = JSON.parse($("#asked").textContent);
 const panel = $("aside"), search = $("#search");
 const chips = [...document.querySelectorAll(".chip")];
-let texts = null, current = null;
+let texts = null, current = null, marks = [], at = 0;
 
 chips.forEach((chip) => {
   const count = document.querySelectorAll(`td.${chip.dataset.status}`).length;
@@ -67,24 +67,51 @@ function show(cell) {
   $("aside .answer").textContent = shown;
   $("aside .words").textContent = found.words ?? "";
   const facts = [element("span", found.status.replace("_", " "), found.status)];
-  if (found.page) facts.push(element("span", `page ${found.page}`));
-  if (found.status === "answered") facts.push(element("span", found.verified ? "quote verified" : "no quote", found.verified ? "" : "look"));
+  if (found.status === "answered") facts.push(element("span", found.verified ? "quote verified" : "no quote", found.verified ? "good" : "look"));
+  if (found.merged) facts.push(element("span", found.merged));
   if (found.doubt) facts.push(element("span", found.doubt, "look"));
-  $("aside .facts").replaceChildren(...facts);
   const page = $("aside .page");
-  page.replaceChildren();
-  let mark = null;
-  (found.parts ?? []).forEach(([number, start, stop]) => {
-    const text = found.pages[number], sheet = document.createElement("pre");
-    mark = element("mark", text.slice(start, stop));
-    sheet.append(text.slice(0, start), mark, text.slice(stop));
-    page.append(element("h3", `Page ${number}`), sheet);
-  });
-  if (!mark) page.append(element("p", found.status === "answered" ? "No words of this answer were found in the document." : "", "question"));
+  page.replaceChildren(...(found.sheets ?? []).flatMap(([number, spans]) => sheet(number, found.pages[number], spans)));
+  marks = [...page.querySelectorAll("mark")];
+  if (!marks.length && found.status === "answered") page.append(element("p", "No words of this answer were found in the document.", "question"));
+  $("aside .facts").replaceChildren(...facts);
+  $("#jumps").replaceChildren(...(found.sheets ?? []).map(([number]) => jump(number)));
+  $("aside .places").hidden = !marks.length;
+  ["#earlier", "#place", "#later"].forEach((name) => { $(name).hidden = marks.length < 2; });
   panel.hidden = false;
   history.replaceState(null, "", `#${cell.parentElement.id}-${column + 1}`);
-  page.querySelector("mark")?.scrollIntoView({ block: "center" });
+  page.scrollTop = 0;
+  point(0);
   cell.scrollIntoView({ block: "nearest", inline: "nearest" });
+}
+
+function sheet(number, text, spans) {
+  const made = document.createElement("pre");
+  let end = 0;
+  spans.forEach(([start, stop]) => {
+    made.append(text.slice(end, start), element("mark", text.slice(start, stop)));
+    end = stop;
+  });
+  made.append(text.slice(end));
+  const head = element("h3", `Page ${number}`);
+  head.id = `page-${number}`;
+  return [head, made];
+}
+
+function jump(number) {
+  const made = element("button", `page ${number}`, "jump");
+  made.addEventListener("click", () => point(marks.findIndex((mark) => mark.parentElement.previousElementSibling.id === `page-${number}`)));
+  return made;
+}
+
+// Brings a highlighted place, counted round, into sight.
+function point(number) {
+  if (!marks.length) return;
+  marks[at]?.classList.remove("here");
+  at = (number + marks.length) % marks.length;
+  marks[at].classList.add("here");
+  marks[at].scrollIntoView({ block: "center" });
+  $("#place").textContent = `${at + 1} of ${marks.length}`;
 }
 
 function close() {
@@ -134,6 +161,8 @@ chips.forEach((chip) => chip.addEventListener("click", () => {
 $("#close").addEventListener("click", close);
 $("#before").addEventListener("click", () => step(-1, 0));
 $("#after").addEventListener("click", () => step(1, 0));
+$("#earlier").addEventListener("click", () => point(at - 1));
+$("#later").addEventListener("click", () => point(at + 1));
 document.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey) return;
   if (event.target === search) {
@@ -146,6 +175,7 @@ document.addEventListener("keydown", (event) => {
   else if (moves[event.key]) { event.preventDefault(); step(...moves[event.key]); }
   else if (event.key === "Enter" && event.target.matches("td")) show(event.target);
   else if (event.key === "Escape") close();
+  else if (!panel.hidden && (event.key === "n" || event.key === "p")) point(at + (event.key === "n" ? 1 : -1));
 });
 window.addEventListener("hashchange", open);
 open();

@@ -1,15 +1,15 @@
 """Jobs of a real database, with answers that a model could have given."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from pipeline.documents.document import Document
 from pipeline.questions import Question, load_questions
 from storage.database import Database, utc_now
-from storage.documents import put_text
+from storage.documents import get_text, put_text
 from storage.items import NewAnswer, answer_item, claim_items, fail_item
-from storage.jobs import NewQuestion, NewSource, create_job
+from storage.jobs import NewQuestion, NewSection, NewSource, create_job
 from storage.objects import ObjectStore, open_store
 from storage.settings import StorageSettings
 
@@ -30,6 +30,7 @@ ANSWERS = {
     "pay": "甲方应在收到发票后三十日内付款。",
     "free": "=1+1",
 }
+QUOTES = ({"assign": "SUPPLY AGREEMENT of 30 November"}, {"assign": "十日内付款"})  # of two sections
 PLAYBOOK = """
 questions:
   - {id: law, title: Governing law, question: "Which law governs?", quote: true}
@@ -67,6 +68,9 @@ class Night:
         put_text(self.store, TENANT, document.document_id, document.text)
         return NewSource(name, document.document_id, len(document.text), starts)
 
+    def text(self, source: NewSource) -> str:
+        return get_text(self.store, TENANT, str(source.document_id))
+
     def job(self, sources: list[NewSource], answers: dict[str, dict[str, str | None]]) -> str:
         """A job with answers by document and question id. None: an error. Documents left out wait."""
         with self.database.writing() as session:
@@ -84,10 +88,11 @@ class Night:
             )
         for source in sources:
             if source.name in answers and source.document_id:
-                self._answer(source.document_id, answers[source.name])
+                self.answer(source.document_id, answers[source.name])
         return job_id
 
-    def _answer(self, document_id: str, answers: dict[str, str | None]) -> None:
+    def answer(self, document_id: str, answers: dict[str, str | None], quotes: dict[str, str] | None = None) -> None:
+        """`quotes` are words of the document that the model named, by question id."""
         taken: dict[str, Any] = {"tenant": TENANT, "document_id": document_id, "model": MODEL, "owner": "w"}
         with self.database.writing() as session:
             items = claim_items(session, **taken, limit=99, now=utc_now(), lease_s=60)
@@ -97,4 +102,28 @@ class Night:
                     fail_item(session, item.item_id, owner="w", code="x", error="It did not fit.", now=utc_now())
                 else:
                     made = NewAnswer(text, "stop", None, 1000, 12, 4, 0.2, 1.0, "host-1")
+                    if quotes and question.question_id in quotes:
+                        words = quotes[question.question_id]
+                        start = get_text(self.store, TENANT, document_id).index(words)
+                        place = {"quote": words, "quote_start": start, "quote_stop": start + len(words)}
+                        made = replace(made, quote_prompt="quote-1", **place)
                     answer_item(session, item.item_id, owner="w", answer=made, now=utc_now())
+
+
+def split_job(night: Night) -> str:
+    """A document of three pages in two sections that overlap, both answered."""
+    whole = night.source("in/long.pdf")
+    text = night.text(whole)
+    middle = text.index("The liability")
+    parts = [(0, middle + 40), (middle, len(text))]
+    sections = [night.source(f"part {start}", (text[start:stop],)) for start, stop in parts]
+    made = tuple(
+        NewSection(str(part.document_id), start, stop) for part, (start, stop) in zip(sections, parts, strict=True)
+    )
+    nothing = dict.fromkeys((question.question_id for question in night.questions), "Not found")
+    first = {**nothing, "date": "30 November 2026", "assign": "No, not without consent."}
+    second = {**nothing, "law": "the laws of England and Wales", "assign": "Yes, it may be assigned.", "cap": None}
+    job_id = night.job([replace(whole, sections=made)], {})
+    for part, answers, quotes in zip(sections, (first, second), QUOTES, strict=True):
+        night.answer(str(part.document_id), answers, quotes)
+    return job_id

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.report.files import write_reports
-from tests.pipeline.report.nights import HOSTILE, PAGES, TENANT, Night
+from tests.pipeline.report.nights import ANSWERS, HOSTILE, PAGES, TENANT, Night, split_job
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 QUIET = ("--disable-background-networking", "--disable-component-update", "--disable-quic", "--disable-sync")
@@ -74,7 +74,7 @@ def looked_at(page: Path, fragment: str, tmp_path: Path) -> str:
 def test_an_answer_opens_with_its_quote_marked_in_its_page(page: Path, tmp_path: Path) -> None:
     tree = looked_at(page, "d0-2", tmp_path)
 
-    (mark,) = re.findall(r"<pre>(.*?)<mark>(.*?)</mark>(.*?)</pre>", tree, re.DOTALL)
+    (mark,) = re.findall(r"<pre>(.*?)<mark[^>]*>(.*?)</mark>(.*?)</pre>", tree, re.DOTALL)
     assert unescape("".join(mark)) == PAGES[1]
     assert unescape(mark[1]) == "limited to EUR 2,500,000 🖋 in each Contract Year"
     assert '<p class="answer">EUR 2,500,000</p>' in tree
@@ -84,9 +84,9 @@ def test_an_answer_opens_with_its_quote_marked_in_its_page(page: Path, tmp_path:
 def test_a_quote_over_two_pages_is_marked_in_both(page: Path, tmp_path: Path) -> None:
     tree = looked_at(page, "d0-1", tmp_path)
 
-    marks = re.findall(r"<mark>(.*?)</mark>", tree, re.DOTALL)
+    marks = re.findall(r"<mark[^>]*>(.*?)</mark>", tree, re.DOTALL)
     assert marks == ["is governed\n", "by the laws of England and Wales"]
-    assert re.findall(r"<h3>(.*?)</h3>", tree) == ["Page 2", "Page 3"]
+    assert re.findall(r"<h3[^>]*>(.*?)</h3>", tree) == ["Page 2", "Page 3"]
 
 
 def test_a_search_leaves_the_documents_that_hold_it(page: Path, tmp_path: Path) -> None:
@@ -95,3 +95,27 @@ def test_a_search_leaves_the_documents_that_hold_it(page: Path, tmp_path: Path) 
     rows = re.findall(r'<tr id="(d\d)"( hidden="")?>', tree)
     assert rows == [("d0", ' hidden=""'), ("d1", ' hidden=""'), ("d2", ""), ("d3", ' hidden=""')]
     assert len(re.findall(r'<td[^>]*class="[^"]*\bhit\b', tree)) == 1
+
+
+def test_the_words_that_the_model_quoted_are_marked_in_their_page(night: Night, tmp_path: Path) -> None:
+    source = night.source("a.pdf")
+    job_id = night.job([source], {})
+    night.answer(str(source.document_id), ANSWERS, {"assign": "the laws of England"})
+    write_reports(night.database, night.store, TENANT, job_id, [tmp_path / "a.html"])
+
+    tree = looked_at(tmp_path / "a.html", "d0-4", tmp_path)
+
+    assert re.findall(r"<mark[^>]*>(.*?)</mark>", tree, re.DOTALL) == ["the laws of England"]
+    assert re.findall(r"<h3[^>]*>(.*?)</h3>", tree) == ["Page 3"]
+
+
+def test_a_merged_answer_opens_with_every_place_that_shows_it(night: Night, tmp_path: Path) -> None:
+    path = tmp_path / "a.html"
+    write_reports(night.database, night.store, TENANT, split_job(night), [path])
+
+    tree = looked_at(path, "d0-4", tmp_path)
+
+    assert re.findall(r"<mark[^>]*>(.*?)</mark>", tree, re.DOTALL) == ["SUPPLY AGREEMENT of 30 November", "十日内付款"]
+    assert re.findall(r"<h3[^>]*>(.*?)</h3>", tree) == ["Page 1", "Page 3"]
+    assert "merged: 2 sections, 2 answered" in tree
+    assert re.findall(r'<button class="jump">(.*?)</button>', tree) == ["page 1", "page 3"]
