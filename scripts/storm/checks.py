@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import boto3
 from botocore.config import Config
-from sqlalchemy import func, or_, select
+from sqlalchemy import ColumnElement, func, or_, select
 from sqlalchemy.orm import Session
 
 from storage.database import Database, utc_now
@@ -113,7 +113,7 @@ def leases_left(database: Database, *, patience_s: float) -> int:
         time.sleep(0.2)
 
 
-def _is_held(table: type[ItemRow | SnapshotRow]):
+def _is_held(table: type[ItemRow | SnapshotRow]) -> ColumnElement[bool]:
     return or_(table.owner.is_not(None), table.lease_until.is_not(None))
 
 

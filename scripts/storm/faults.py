@@ -6,7 +6,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import closing, suppress
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import redis
 from kombu.exceptions import OperationalError
@@ -191,9 +191,11 @@ class Repeat(Fault):
             client.rpush(queue, *messages)
             client.delete("shuffled")
 
-    def _some(self, found: Sequence) -> list:
+    def _some(self, found: Sequence[Any]) -> list[Any]:
         return self.draw.sample(found, min(MOST_REPEATED, len(found)))
 
+
+Plan = list[tuple[float, type[Fault]]]  # seconds from the first submission
 
 FAULTS: tuple[type[Fault], ...] = (
     Kill,
@@ -207,9 +209,8 @@ FAULTS: tuple[type[Fault], ...] = (
 )
 
 
-def plan(draw: random.Random, kinds: Sequence[type[Fault]], *, seconds: float, every_s: float) -> list:
-    """When which fault begins (seconds from the first submission): each kind once, and a kill in every other place,
-    in an order that the seed decides."""
+def plan(draw: random.Random, kinds: Sequence[type[Fault]], *, seconds: float, every_s: float) -> Plan:
+    """When which fault begins: each kind once, and a kill in every other place, in an order that the seed decides."""
     places = max(len(kinds), int(seconds / every_s))
     chosen = [*kinds, *[Kill] * (places - len(kinds))]
     draw.shuffle(chosen)

@@ -19,7 +19,7 @@ from storage.errors import StorageError
 from storage.schema import JobRow
 from storm.checks import Answers, Findings, find, leases_left
 from storm.crew import Crew
-from storm.faults import Fault, NobodyThere, ServerAway
+from storm.faults import NobodyThere, Plan, ServerAway
 from storm.incidents import Incident
 from tasks.errors import BrokerUnavailable
 from tasks.upkeep import kick_waiting
@@ -28,8 +28,6 @@ PORTIONS = 4  # jobs, submitted one after the other while the storm goes on
 READY_S = 180.0
 FINISH_S = 300.0  # longest from the last fault until every row has ended
 LOOK_S = 0.2
-
-Plan = list[tuple[float, type[Fault]]]
 
 
 class Work(NamedTuple):

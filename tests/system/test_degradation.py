@@ -115,7 +115,9 @@ def test_a_stopped_store_is_done_without_from_memory_and_used_again_when_it_is_b
 
     store.kill()
     begin_now(crew)
-    assert crew.command("watch", again, timeout_s=400).returncode == 0
+    crew.wait_until(
+        lambda: crew.json("status", again, "--json")["items"] == {"answered": 3}, limit_s=200, what="answers"
+    )
     crew.wait_until(lambda: breaker(port) == 2, limit_s=200, what="opening the breaker")
     assert crew.json("status", unknown, "--json")["items"] == {"queued": 3}  # its text is in the store alone
 
