@@ -212,7 +212,7 @@ FAULTS: tuple[type[Fault], ...] = (
 def plan(draw: random.Random, kinds: Sequence[type[Fault]], *, seconds: float, every_s: float) -> Plan:
     """When which fault begins: each kind once, and a kill in every other place, in an order that the seed decides."""
     places = max(len(kinds), int(seconds / every_s))
-    chosen = [*kinds, *[Kill] * (places - len(kinds))]
+    chosen: list[type[Fault]] = [*kinds, *[Kill] * (places - len(kinds))]
     draw.shuffle(chosen)
     width = seconds / places
     return [((at + draw.uniform(0.1, 0.9)) * width, kind) for at, kind in enumerate(chosen)]

@@ -34,7 +34,10 @@ class Held:
         snapshots = select(SnapshotRow.snapshot_id, SnapshotRow.owner).where(
             SnapshotRow.owner.startswith(f"{worker}:", autoescape=True), SnapshotRow.state == SnapshotState.WRITING
         )
-        return cls({tuple(row) for row in session.execute(items)}, {tuple(row) for row in session.execute(snapshots)})
+        return cls(
+            {(at, owner) for at, owner in session.execute(items)},
+            {(at, owner) for at, owner in session.execute(snapshots)},
+        )
 
     def __str__(self) -> str:
         parts = [f"{len(self.items)} questions"] * bool(self.items) + ["a snapshot"] * bool(self.snapshots)

@@ -21,8 +21,15 @@ def undisturbed_answers(
     """
     folder.mkdir()
     data = folder / "data"
-    command = [sys.executable, "-m", "pipeline", "run", *documents, "--questions", questions]
-    options = ["--max-tokens", str(max_tokens), "--ignore-eos", "--out", folder / "answers.jsonl", "--json"]
+    command: list[str | Path] = [sys.executable, "-m", "pipeline", "run", *documents, "--questions", questions]
+    options: list[str | Path] = [
+        "--max-tokens",
+        str(max_tokens),
+        "--ignore-eos",
+        "--out",
+        folder / "answers.jsonl",
+        "--json",
+    ]
     done = subprocess.run(
         [*command, *options],
         env={**os.environ, **settings, "PLATEMAKER_DATA_DIR": str(data)},
