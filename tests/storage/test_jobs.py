@@ -191,6 +191,8 @@ def test_the_report_holds_what_was_given_and_what_was_answered(database: Databas
         output_tokens=5,
         first_token_s=0.125,
         total_s=2.5,
+        way="split",
+        why="mode",
     )
 
 

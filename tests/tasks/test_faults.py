@@ -20,8 +20,9 @@ from storage.schema import ItemRow, ItemState, SnapshotRow
 from storage.settings import StorageSettings
 from storage.snapshots import get_snapshot
 from tasks.app import app
-from tasks.decode import answer_waiting, decode_snapshot
-from tasks.prefill import prefill_document, prepare_snapshot
+from tasks.decode import answer_waiting
+from tasks.hints import decode_snapshot, prefill_document
+from tasks.prefill import prepare_snapshot
 from tasks.settings import TaskSettings
 from tasks.workplace import Workplace
 from tests.storage.faulty import Fault, Faulty, faulty
@@ -214,7 +215,7 @@ def test_an_outage_is_one_line_without_a_traceback_and_the_next_task_works(
     document_id = document_of(hasty)
     sent: list[str] = []
     monkeypatch.setattr(app, "workplace", hasty)
-    monkeypatch.setattr(app, "send_task", lambda name, args: sent.append(name))
+    monkeypatch.setattr(app, "send_task", lambda name, args, queue: sent.append(name))
     proxy.fail(DENIED)
 
     with caplog.at_level(logging.WARNING), pytest.raises(StoreDenied):

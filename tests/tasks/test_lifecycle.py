@@ -7,7 +7,7 @@ import pytest
 from sqlalchemy import func, select
 
 import tasks.answering
-import tasks.prefill
+import tasks.reading
 from kernels.decode import Decoder, DecodeRequest, DecodeResult
 from pipeline.submit import Submission
 from storage.database import utc_now
@@ -194,7 +194,7 @@ def test_what_was_answered_before_is_carried_over_and_only_the_rest_is_asked(
     first = submit_texts(place, TEXT, questions=2).job_id
     answer(place, prepare(place, first))
     same = submit_texts(place, TEXT, questions=2, reuse_answers=True).job_id
-    monkeypatch.setattr(tasks.prefill, "find_or_create", lambda *_, **__: pytest.fail("nothing is to be read"))
+    monkeypatch.setattr(tasks.reading, "find_or_create", lambda *_, **__: pytest.fail("nothing is to be read"))
     assert prepare(place, same) is None
     monkeypatch.undo()
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import select, update
 
-import tasks.answering
+import tasks.loading
 import tasks.upkeep
 from pipeline.submit import Submission
 from storage.database import utc_now
@@ -60,7 +60,7 @@ def test_a_snapshot_is_leased_while_it_is_read_and_not_longer(
             seen.extend(live_leases(session, row.snapshot_id, now=utc_now()))
         return loaded(place, row)
 
-    monkeypatch.setattr(tasks.answering, "loaded", load)
+    monkeypatch.setattr(tasks.loading, "loaded", load)
     before = utc_now()
 
     assert not answer_waiting(place, row)
