@@ -79,14 +79,15 @@ class Storm:
         self._draw = draw
         self._planned = list(planned)
         self._raging: list[Incident] = []
-        self._due = [(at * seconds / PORTIONS, work.documents[at::PORTIONS]) for at in range(PORTIONS)]
+        self._due = [work.documents[at::PORTIONS] for at in range(PORTIONS)]
+        self._per_portion = len(planned) / PORTIONS
         self._num_jobs = PORTIONS
         self._ends_s = seconds
 
     def run(self, tell: Callable[[Incident], None]) -> None:
         began, over_s = time.monotonic(), 0.0
         while (at_s := time.monotonic() - began) < self._ends_s + FINISH_S:
-            self._submit(at_s)
+            self._submit()
             self._begin(at_s)
             if self._end():
                 over_s = time.monotonic() - began
@@ -98,17 +99,18 @@ class Storm:
                     return
             time.sleep(LOOK_S)
 
-    def _submit(self, at_s: float) -> None:
-        if self._due and at_s >= self._due[0][0]:
+    def _submit(self) -> None:
+        """The next portion where its share of the faults has begun: so that each of them has work to befall."""
+        number = self._num_jobs - len(self._due)
+        if self._due and len(self.incidents) >= number * self._per_portion:
             # Under a key of its own: where the store or the database goes away meanwhile, it is done again whole.
-            number = self._num_jobs - len(self._due)
             with suppress(StorageError):
                 submit(
                     self._crew.database,
                     self._crew.store,
                     settings=PipelineSettings(parse_workers=1),
                     model=self._work.model,
-                    files=self._due[0][1],
+                    files=self._due[0],
                     questions=self._work.questions,
                     options=self._work.options,
                     client_key=f"portion {number}",
@@ -118,14 +120,16 @@ class Storm:
                     kick_waiting(self._crew.app, self._crew.database, self._crew.task_settings)
 
     def _begin(self, at_s: float) -> None:
-        if self._planned and at_s >= self._planned[0][0]:
-            fault = self._planned[0][1](self._crew, self._draw)
+        """The next fault that is due and can be done now: one for which nobody is there keeps no other waiting."""
+        for due in [each for each in self._planned if each[0] <= at_s]:
+            fault = due[1](self._crew, self._draw)
             with suppress(NobodyThere, StorageError):
                 incident = Incident(fault, at_s)
                 fault.begin()
-                self._planned.pop(0)
+                self._planned.remove(due)
                 self._raging.append(incident)
                 self.incidents.append(incident)
+                return
 
     def _end(self) -> bool:
         ended = [each for each in self._raging if each.fault.is_over()]
