@@ -26,6 +26,7 @@ from storage.schema import (
     SnapshotLeaseRow,
     SnapshotRow,
     SnapshotState,
+    UnitRow,
 )
 from storage.sweep import sweep
 from storage.verification import chunk_digests, verify_snapshot
@@ -101,6 +102,7 @@ def leases_left(database: Database, *, patience_s: float) -> int:
             lambda: session.scalar(select(func.count()).select_from(SnapshotLeaseRow)),
             lambda: session.scalar(select(func.count()).select_from(ItemRow).where(_is_held(ItemRow))),
             lambda: session.scalar(select(func.count()).select_from(SnapshotRow).where(_is_held(SnapshotRow))),
+            lambda: session.scalar(select(func.count()).select_from(UnitRow).where(_is_held(UnitRow))),
         ]
         return sum(one() or 0 for one in held)
 
@@ -113,7 +115,7 @@ def leases_left(database: Database, *, patience_s: float) -> int:
         time.sleep(0.2)
 
 
-def _is_held(table: type[ItemRow | SnapshotRow]) -> ColumnElement[bool]:
+def _is_held(table: type[ItemRow | SnapshotRow | UnitRow]) -> ColumnElement[bool]:
     return or_(table.owner.is_not(None), table.lease_until.is_not(None))
 
 

@@ -14,8 +14,9 @@ from sqlalchemy import select
 
 from pipeline.local_servers import LocalServer
 from storage.schema import DocumentRow, SnapshotRow
+from storage.tiers import Stage, Tier
 from storm.crew import Crew, Worker
-from tasks.queues import ALL_QUEUES
+from tasks.queues import ALL_QUEUES, queue_of
 
 STORE_AWAY_S = 15.0
 MOST_REPEATED = 5  # documents whose messages are sent once more
@@ -179,9 +180,9 @@ class Repeat(Fault):
         app = self.crew.app
         with suppress(OperationalError):
             for document in self._some(documents):
-                app.send_task("platemaker.prefill", args=[*document])
+                app.send_task("platemaker.prefill", args=[*document], queue=queue_of(Stage.READ, Tier.BATCH))
             for snapshot_id in self._some(snapshots):
-                app.send_task("platemaker.decode", args=[snapshot_id])
+                app.send_task("platemaker.decode", args=[snapshot_id], queue=queue_of(Stage.ANSWER, Tier.BATCH))
 
     def _shuffle(self, client: redis.Redis, queue: str) -> None:
         with suppress(redis.ResponseError):  # nothing waits
