@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 from storage.endings import Move, end_overdue, end_without_answer, is_over, note_moves, release_held
 from storage.schema import READING, AnswerRow, ItemRow, ItemState, JobRow, QuestionRow, ReadingRow
 from storage.tiers import Tier
-from storage.waiting import asked_params, is_to_be_asked
+from storage.waiting import asked_params, is_to_be_asked, waits_for
 from storage.ways import Way, Why
 
 
@@ -280,13 +280,7 @@ def is_wanted(session: Session, *, tenant: str, document_id: str, model: str, no
     found = session.scalar(
         select(ItemRow.item_id)
         .join(JobRow, JobRow.job_id == ItemRow.job_id)
-        .where(
-            ItemRow.tenant == tenant,
-            ItemRow.document_id == document_id,
-            ItemRow.state == ItemState.QUEUED,
-            JobRow.model == model,
-            not_(is_over(now)),
-        )
+        .where(waits_for(tenant, document_id, model, now))
         .limit(1)
     )
     return found is not None

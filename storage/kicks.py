@@ -4,14 +4,14 @@ from collections.abc import Collection, Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, func, literal_column, or_, select, tuple_, update
+from sqlalchemy import ColumnElement, func, or_, select, tuple_, update
 from sqlalchemy.orm import Session
 
 from storage.schema import ItemRow, ItemState, JobRow
 from storage.tiers import Stage, Tier
 from storage.units import WaitingUnit, add_units
+from storage.waiting import queued_window
 
-ITEMS_PER_DOCUMENT = 50  # as a rule; with more, the others of these documents are found by the next look
 FIRST_JOBS = 50  # fast ones whose documents are looked for before all others
 
 
@@ -85,8 +85,7 @@ def _mark_kicked(
 def _unkicked_documents(
     session: Session, kicked_before: datetime, limit: int, first: Sequence[list[str]]
 ) -> list[tuple[str, str]]:
-    """Looks at a bounded number of items in the order of an index, so a long queue makes no look longer; those of jobs
-    in `first` come before all others, in this order."""
+    """Those of jobs in `first` come before all others, in this order."""
     found: dict[tuple[str, str], tuple[int, int]] = {}
     orders: list[tuple[ColumnElement[bool], tuple[Any, ...]]] = [
         (ItemRow.kicked_at.is_(None), (ItemRow.item_id,)),
@@ -95,13 +94,7 @@ def _unkicked_documents(
     for rank, job_ids in enumerate([*first, None]):
         of_jobs = () if job_ids is None else (ItemRow.job_id.in_(job_ids),)
         for condition, order in orders if job_ids is None or job_ids else ():
-            window = (
-                select(ItemRow.tenant, ItemRow.document_id, ItemRow.item_id)
-                .where(ItemRow.state == literal_column("'queued'"), condition, *of_jobs)  # as the partial index says it
-                .order_by(*order)
-                .limit(limit * ITEMS_PER_DOCUMENT)
-                .subquery()
-            )
+            window = queued_window(condition, *of_jobs, order=order, documents=limit)
             first_item = func.min(window.c.item_id)
             rows = session.execute(
                 select(window.c.tenant, window.c.document_id, first_item)

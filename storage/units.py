@@ -5,15 +5,14 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
-from sqlalchemy import ColumnElement, and_, case, delete, not_, or_, select, update
+from sqlalchemy import ColumnElement, and_, case, delete, or_, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
-from storage.endings import is_over
 from storage.inserting import insert_new
-from storage.schema import ItemRow, ItemState, JobRow, ShareRow, SnapshotRow, SnapshotState, UnitRow
+from storage.schema import ItemRow, JobRow, ShareRow, SnapshotRow, SnapshotState, UnitRow
 from storage.tiers import Stage, Tier
-from storage.waiting import is_to_be_asked
+from storage.waiting import is_to_be_asked, waits_for
 
 ROWS_PER_INSERT = 500
 HALF_LIFE_S = 300.0  # what a tenant was given so long ago counts half
@@ -164,14 +163,7 @@ def asked_tier(session: Session, *, tenant: str, document_id: str, model: str, n
     tiers = session.scalars(
         select(JobRow.tier)
         .join(ItemRow, ItemRow.job_id == JobRow.job_id)
-        .where(
-            ItemRow.tenant == tenant,
-            ItemRow.document_id == document_id,
-            ItemRow.state == ItemState.QUEUED,
-            JobRow.model == model,
-            not_(is_over(now)),
-            is_to_be_asked(),
-        )
+        .where(waits_for(tenant, document_id, model, now), is_to_be_asked())
         .distinct()
     ).all()
     return Tier.FAST if Tier.FAST in tiers else Tier.BATCH if tiers else None

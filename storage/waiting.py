@@ -1,10 +1,37 @@
-"""What waits for an answer, and what of a question changes it."""
+"""What waits: for a document, for an answer; and what of a question changes its answer."""
 
+from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, and_, exists, not_, or_
+from sqlalchemy import ColumnElement, Subquery, and_, exists, literal_column, not_, or_, select
 
-from storage.schema import READING, SPEC_PARAM, ItemRow, JobRow, ReadingRow
+from storage.endings import is_over
+from storage.schema import READING, SPEC_PARAM, ItemRow, ItemState, JobRow, ReadingRow
+
+ITEMS_PER_DOCUMENT = 50  # as a rule; with more, the others of these documents are found by the next look
+
+
+def waits_for(tenant: str, document_id: str, model: str, now: datetime) -> ColumnElement[bool]:
+    """Of an item and its job in a query: it waits for this document, and for this model, and its time is not over."""
+    return and_(
+        ItemRow.tenant == tenant,
+        ItemRow.document_id == document_id,
+        ItemRow.state == ItemState.QUEUED,
+        JobRow.model == model,
+        not_(is_over(now)),
+    )
+
+
+def queued_window(*conditions: ColumnElement[bool], order: tuple[Any, ...], documents: int) -> Subquery:
+    """As many queued items, in the order of an index, as hold about so many documents: a long queue makes no look
+    longer."""
+    return (
+        select(ItemRow.tenant, ItemRow.document_id, ItemRow.item_id, ItemRow.kicked_at)
+        .where(ItemRow.state == literal_column("'queued'"), *conditions)  # as the partial index says it
+        .order_by(*order)
+        .limit(documents * ITEMS_PER_DOCUMENT)
+        .subquery()
+    )
 
 
 def is_to_be_asked() -> ColumnElement[bool]:

@@ -6,15 +6,14 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, and_, case, exists, func, literal_column, not_, select, tuple_
+from sqlalchemy import ColumnElement, and_, case, exists, func, not_, select, tuple_
 from sqlalchemy.orm import Session
 
 from storage.endings import is_over
 from storage.noted_ways import choice_of
 from storage.schema import READING, DocumentRow, ItemRow, ItemState, JobRow, SnapshotRow, SnapshotState
+from storage.waiting import queued_window
 from storage.ways import Choice, DocumentKey, Way
-
-ITEMS_PER_DOCUMENT = 50  # as a rule; with more, the others are found by the next look
 
 
 @dataclass(frozen=True)
@@ -84,14 +83,9 @@ def waiting_facts(session: Session, keys: Collection[DocumentKey], now: datetime
 
 def long_sent(session: Session, *, kicked_before: datetime, now: datetime, limit: int) -> list[DocumentKey]:
     """Documents that a message was sent for before `kicked_before` and that nobody has read since or reads now, the
-    longest first. Looks at a bounded number of items in the order of an index."""
-    window = (
-        select(ItemRow.tenant, ItemRow.document_id, ItemRow.kicked_at)
-        .where(ItemRow.state == literal_column("'queued'"), ItemRow.kicked_at < kicked_before)
-        .order_by(ItemRow.kicked_at, ItemRow.item_id)
-        .limit(limit * ITEMS_PER_DOCUMENT)
-        .subquery()
-    )
+    longest first."""
+    is_long_sent = ItemRow.kicked_at < kicked_before
+    window = queued_window(is_long_sent, order=(ItemRow.kicked_at, ItemRow.item_id), documents=limit)
     longest = func.min(window.c.kicked_at)
     rows = session.execute(
         select(window.c.tenant, window.c.document_id)
