@@ -45,13 +45,7 @@ class ReportLine:
             "title": row.title,
             "question": self.question,
             "type": cell.type.value,
-            "status": cell.status.value,
-            "answer": row.answer,
-            "value": cell.value,
-            "page": cell.page,
-            "quote": cell.quote,
-            "quote_start": cell.start,
-            "quote_stop": cell.stop,
+            **_answer_record(row, cell),
             "verified": cell.verified,
             "evidence": cell.evidence,
             "doubt": cell.doubt,
@@ -84,12 +78,8 @@ class ReportLine:
         return record
 
 
-def _section_record(section: ReportSection, cell: Cell) -> dict[str, Any]:
-    row = section.row
-    record = {
-        "start": section.start,
-        "stop": section.stop,
-        "document_id": row.document_id,
+def _answer_record(row: ReportRow, cell: Cell) -> dict[str, Any]:
+    return {
         "status": cell.status.value,
         "answer": row.answer,
         "value": cell.value,
@@ -97,6 +87,16 @@ def _section_record(section: ReportSection, cell: Cell) -> dict[str, Any]:
         "quote": cell.quote,
         "quote_start": cell.start,
         "quote_stop": cell.stop,
+    }
+
+
+def _section_record(section: ReportSection, cell: Cell) -> dict[str, Any]:
+    row = section.row
+    record = {
+        "start": section.start,
+        "stop": section.stop,
+        "document_id": row.document_id,
+        **_answer_record(row, cell),
         "state": row.state,
         "error_code": row.error_code,
         "error": row.error,
