@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from sqlalchemy.orm import Session
 
@@ -57,6 +57,14 @@ class Opening(Protocol):
             SnapshotMissing: it is not ready any more.
             ReadingEnded: there is nothing to answer from, and no more to do.
         """
+
+
+class Alone(NamedTuple):
+    """Of a run that answers one document: why, and where its KV comes from. Others load snapshots, and how each was
+    chosen is in the rows."""
+
+    choice: Choice
+    opening: Opening
 
 
 @dataclass
@@ -119,12 +127,10 @@ class Answering:
         turns: Turns,
         unit: Unit,
         row: SnapshotRow,
-        choice: Choice | None = None,
-        opening: Opening = stored,
+        alone: Alone | None = None,
     ) -> None:
         self.place = place
-        self._choice = choice  # None: of each snapshot, as its questions were sent
-        self._opening = opening
+        self._alone = alone
         self.lost: list[SnapshotRow] = []
         self.num_claimed = 0
         self._turns = turns
@@ -245,7 +251,7 @@ class Answering:
     def _may_take_in(self) -> bool:
         """Whether others may be answered beside the first document. One that was read for this is answered alone."""
         most = self.place.settings.documents_per_task
-        is_open = self._choice is None and not self._is_full and not self._is_suspect
+        is_open = self._alone is None and not self._is_full and not self._is_suspect
         return is_open and self._num_seen < most and self.place.may_claim()
 
     def _enter(self, unit: Unit, row: SnapshotRow) -> _Open | None:
@@ -254,7 +260,8 @@ class Answering:
         with ExitStack() as stack:
             stack.enter_context(place.heartbeat.holding(unit.owner))
             try:
-                prefix = stack.enter_context(self._opening(place, row, unit.owner))
+                opening = stored if self._alone is None else self._alone.opening
+                prefix = stack.enter_context(opening(place, row, unit.owner))
             except SnapshotMissing:
                 self._lose(unit, row)
                 return None
@@ -274,7 +281,7 @@ class Answering:
                 return None
             self._fitting_batch = min(self._fitting_batch, prefix.max_batch)
             self._decoder.max_batch = min(self._decoder.max_batch, self._fitting_batch)
-            choice = self._choice or self._split_choice(row)
+            choice = self._split_choice(row) if self._alone is None else self._alone.choice
             self._open.append(_Open(row, unit, prefix, choice, stack.pop_all(), used_s=prefix.read_s))
         return self._open[-1]
 

@@ -7,10 +7,8 @@ from storage.schema import SnapshotRow, SnapshotState
 from storage.snapshots import get_snapshot
 from storage.tiers import Stage
 from storage.units import Unit
-from storage.ways import Choice
-from tasks.answering import Answering, Opening
+from tasks.answering import Alone, Answering
 from tasks.errors import WrongModel
-from tasks.loading import stored
 from tasks.turns import Turns
 from tasks.workplace import Workplace
 
@@ -61,11 +59,9 @@ def answer_from(
     turns: Turns,
     unit: Unit,
     row: SnapshotRow,
-    choice: Choice | None = None,
-    opening: Opening = stored,
+    alone: Alone | None = None,
 ) -> Answering:
-    """A whole run, which lets go of the unit. With a `choice`, the document is answered alone, and its KV comes from
-    `opening`.
+    """A whole run, which lets go of the unit.
 
     Raises:
         WrongModel: the snapshot belongs to another model.
@@ -75,7 +71,7 @@ def answer_from(
     except WrongModel:
         turns.drop(unit)
         raise
-    run = Answering(place, turns, unit, row, choice, opening)
+    run = Answering(place, turns, unit, row, alone)
     with place.engine.lock:
         try:
             run.answer()

@@ -16,6 +16,7 @@ from storage.snapshots import WriteClaim, note_readings
 from storage.tiers import Stage
 from storage.units import Unit
 from storage.ways import Choice, DocumentKey, Way, Why
+from tasks.answering import Alone
 from tasks.decode import answer_from
 from tasks.errors import ReadingEnded
 from tasks.loading import LoadedPrefix
@@ -84,7 +85,7 @@ def answer_here(place: Workplace, turns: Turns, unit: Unit, choice: Choice) -> b
         if choice.way == Way.FALLBACK:
             FALLBACKS.labels(choice.why).inc()
         try:
-            answer_from(place, turns, unit, begun.row, choice, ReadHere(ids, begun.claim))
+            answer_from(place, turns, unit, begun.row, Alone(choice, ReadHere(ids, begun.claim)))
         finally:
             release_reading(place, begun.claim)
     return True
