@@ -19,7 +19,12 @@ BATCH = 16
 
 @pytest.fixture
 def crew(cluster: Installation, tiny_model: Path) -> Installation:
-    cluster.environment |= {"PLATEMAKER_MODEL": str(tiny_model), "PLATEMAKER_MAX_BATCH": str(BATCH)}
+    # Split: one question of a short document would else be answered in one piece, and no reading would be noted.
+    cluster.environment |= {
+        "PLATEMAKER_MODEL": str(tiny_model),
+        "PLATEMAKER_MAX_BATCH": str(BATCH),
+        "PLATEMAKER_MODE": "split",
+    }
     return cluster
 
 
