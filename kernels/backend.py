@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from kernels.attention import Attended
-from kernels.device import cpu_is_fast_at_bf16
 from kernels.native import linear
 from kernels.native.backend import NativeBackend, load_library
 from kernels.rows import DecodeRows, PrefillRows
@@ -103,8 +102,7 @@ def made_for(device: torch.device, dtype: torch.dtype) -> tuple[str, Callable[[]
     """What is faster than plain torch there, by name."""
     if device.type in TRITON_DEVICES and dtype in TRITON_DTYPES:
         return "Triton", _triton
-    # Where the CPU multiplies bfloat16 by itself, torch does so several times faster than we multiply float32.
-    if device.type == "cpu" and (dtype == torch.float32 or (dtype == torch.bfloat16 and not cpu_is_fast_at_bf16())):
+    if device.type == "cpu" and dtype in (torch.float32, torch.bfloat16):
         return "native code", NativeBackend
     return None
 

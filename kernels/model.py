@@ -94,6 +94,13 @@ class LanguageModel:
 
     def forward(self, step: Step, ids: list[int], keep: Tensor | int) -> Tensor:
         """Logits [kept, vocab] in fp32; see run_step."""
+        if (
+            self.decoder is not None
+            and type(step) is PrefillStep
+            and isinstance(keep, int)
+            and self.decoder.reads(step.kv)
+        ):
+            return self.decoder.read(step.kv, step.start, torch.tensor(ids), keep)
         with torch.inference_mode():
             return run_step(self.hf, step, torch.tensor(ids, device=self.device), keep)
 

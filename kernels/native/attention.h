@@ -7,10 +7,10 @@
 // Strides count elements. Types: 0 float32, 1 bfloat16.
 struct PrefixCall {
     const void *q, *k, *v;
-    float *out, *lse;        // [parts, kv_heads, tokens * group, v_dim] and without v_dim
+    float *out, *lse;        // [parts, kv_heads, tokens * group, v_dim], or at the strides o_..; and without v_dim
     const i64* positions;    // of each token, or null: the tokens are the last of the keys
     i64 q_type, kv_type, kv_heads, group, tokens, keys, dim, v_dim;
-    i64 q_head, q_token, q_member, k_head, k_token, v_head, v_token;
+    i64 q_head, q_token, q_member, k_head, k_token, v_head, v_token, o_head, o_token;
     i64 window, begin, parts, rows_per_task, threads;
     double scale, softcap;
     Parallel parallel;

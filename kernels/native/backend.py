@@ -1,4 +1,5 @@
-"""Attention of prefill and decode on a CPU by attention.cpp, in float32 inside."""
+"""Attention of prefill and decode on a CPU by attention.cpp: scores and sums in float32, products in float32 or, where
+the CPU multiplies them in pairs, in bfloat16."""
 
 import torch
 from torch import Tensor
@@ -10,7 +11,7 @@ from kernels.rows import DecodeRows, PrefillRows
 from kernels.settings import user_cache_dir
 
 FLOATS_PER_TASK = 24576  # of a task's sums; with the keys and values of a block they stay in a core's L2 cache
-ROWS_PER_TASK = (48, 384)
+ROWS_PER_TASK = {torch.float32: (48, 384), torch.bfloat16: (96, 384)}  # values in bfloat16 are turned for each task
 KEYS_PER_PART = 256  # at least
 TASKS_PER_THREAD = 3  # at least, so that a core that is slowed down by others holds up nobody
 
@@ -97,15 +98,16 @@ def prefix_call(
     """All but q and where the results go. `positions` have to outlive it; `q_strides` count over KV heads, tokens, and
     query heads of a group."""
     (kv_heads, keys, dim), v_dim, rows = k.shape, v.shape[2], tokens * group
-    rows_per_task = _rows_per_task(rows, kv_heads, max(dim, v_dim))
+    rows_per_task = _rows_per_task(rows, kv_heads, max(dim, v_dim), k.dtype)
     tasks = kv_heads * -(-rows // rows_per_task)
     q_head, q_token, q_member = q_strides
     return PrefixCall(
         k=pointer(k), v=pointer(v), positions=pointer(positions), q_type=TYPES[q_type], kv_type=TYPES[k.dtype],
         kv_heads=kv_heads, group=group, tokens=tokens, keys=keys, dim=dim, v_dim=v_dim, q_head=q_head,
         q_token=q_token, q_member=q_member, k_head=k.stride(0), k_token=k.stride(1), v_head=v.stride(0),
-        v_token=v.stride(1), window=window, begin=begin, parts=1 if positions is None else _parts(tasks, keys - begin),
-        rows_per_task=rows_per_task, scale=scale, softcap=softcap or 0.0,
+        v_token=v.stride(1), o_head=rows * v_dim, o_token=group * v_dim, window=window, begin=begin,
+        parts=1 if positions is None else _parts(tasks, keys - begin), rows_per_task=rows_per_task, scale=scale,
+        softcap=softcap or 0.0,
     )  # fmt: skip
 
 
@@ -155,7 +157,8 @@ def own_call(
         kv_type=TYPES[k.dtype], slots=len(rows.counts), kv_heads=kv_heads, group=group, tokens=tokens, dim=dim,
         v_dim=v_dim, q_head=q_head, q_token=q_token, q_member=q_member, k_slot=k.stride(0), k_head=k.stride(1),
         k_token=k.stride(2), v_slot=v.stride(0), v_head=v.stride(1), v_token=v.stride(2), window=window,
-        rows_per_task=_rows_per_task(tokens * group, kv_heads, max(dim, v_dim)), scale=scale, softcap=softcap or 0.0,
+        rows_per_task=_rows_per_task(tokens * group, kv_heads, max(dim, v_dim), k.dtype), scale=scale,
+        softcap=softcap or 0.0,
     )  # fmt: skip
 
 
@@ -181,8 +184,8 @@ def _folded(q: Tensor, group: int) -> tuple[Tensor, tuple[int, int, int]]:
     return q, (q.stride(0), q.stride(1) * group, q.stride(1))
 
 
-def _rows_per_task(rows: int, kv_heads: int, dim: int) -> int:
-    low, high = ROWS_PER_TASK
+def _rows_per_task(rows: int, kv_heads: int, dim: int, dtype: torch.dtype) -> int:
+    low, high = ROWS_PER_TASK[dtype]
     fair = -(-rows * kv_heads // (TASKS_PER_THREAD * torch.get_num_threads()))
     wanted = min(max(low, min(high, FLOATS_PER_TASK // dim)), max(low, fair))
     return -(-wanted // low) * low

@@ -1,14 +1,36 @@
-// All layers of a Llama-like model over the tokens of one decode step, in one call.
+// All layers of a Llama-like model in one call, over the tokens of a decode step or of a part of a document. What goes
+// from layer to layer is float32; weights, keys and values are float32 or bfloat16.
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <initializer_list>
 
 #include "attention.h"
+#include "bfloat16.h"
 #include "exp2.h"
 #include "lanes.h"
 #include "linear.h"
+#include "linear_pairs.h"
 #include "scratch.h"
+
+struct DecoderLayer {
+    const void *q, *k, *v, *o, *gate, *up, *down;                                           // weights
+    const float *norm, *q_bias, *k_bias, *v_bias, *q_norm, *k_norm, *o_bias;                // null: none
+    const float *mlp_norm, *gate_bias, *up_bias, *down_bias;
+    i64 rotated;  // numbers of a head that are rotated
+    double norm_eps, q_eps, k_eps, mlp_eps;
+};
+
+struct DecoderCall {
+    float* x;                // [tokens, hidden]: embeddings, and in the end what leaves the last layer
+    const float *cos, *sin;  // [tokens, width]
+    const DecoderLayer* layers;
+    PrefixCall* prefix;  // [num_layers, documents], as is `own`: without q, what comes out, and the threads
+    OwnCall* own;        // the new keys and values are written where its k and v are; null: where those of prefix are
+    i64 num_layers, documents, tokens, hidden, inner, heads, kv_heads, dim, width, pairs, threads;
+    Parallel parallel;
+};
 
 namespace {
 
@@ -42,14 +64,13 @@ void normalise(const float* x, const float* weight, i64 size, double eps, float*
 // Rotary position embedding (arXiv:2104.09864) of the first `size` numbers, whose halves belong together.
 void rotate(float* x, const float* cos, const float* sin, i64 size) {
     const i64 half = size / 2;
+#pragma GCC ivdep
     for (i64 i = 0; i < half; i++) {
         const float left = x[i], right = x[half + i];
         x[i] = left * cos[i] - right * sin[i];
         x[half + i] = right * cos[half + i] + left * sin[half + i];
     }
 }
-
-inline vf silu(vf x) { return x / (1.0f + exp2(at_most(x * float(-LOG2E), 126.0f))); }
 
 // gate = silu(gate) * up
 void join(float* gate, const float* up, i64 size) {
@@ -58,46 +79,121 @@ void join(float* gate, const float* up, i64 size) {
     for (; i < size; i++) gate[i] = silu(splat(gate[i]))[0] * up[i];
 }
 
+inline void copy(const float* from, i64 size, float* to) { std::memcpy(to, from, size_t(size) * sizeof(float)); }
+inline void copy(const float* from, i64 size, bf16* to) {
+#if defined(PAIRS)
+    for (; size >= 16; size -= 16, from += 16, to += 16)
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), (__m256i)_mm512_cvtneps_pbh(_mm512_loadu_ps(from)));
+#endif
+    for (i64 i = 0; i < size; i++) to[i] = to_bf16(from[i]);
+}
+
 // Writes the new keys and values [tokens, kv_heads, dim] of a document behind those of their slots; how many.
-i64 keep(const OwnCall& c, const float* k, const float* v, i64 dim) {
+template <typename T>
+i64 keep_own(const OwnCall& c, const float* k, const float* v, i64 dim) {
     i64 token = 0;
-    float* const keys = static_cast<float*>(const_cast<void*>(c.k));
-    float* const values = static_cast<float*>(const_cast<void*>(c.v));
+    T* const keys = static_cast<T*>(const_cast<void*>(c.k));
+    T* const values = static_cast<T*>(const_cast<void*>(c.v));
     for (i64 slot = 0; slot < c.slots; slot++)
         for (i64 at = c.lengths[slot]; at < c.lengths[slot] + c.counts[slot]; at++, token++)
             for (i64 head = 0; head < c.kv_heads; head++) {
                 const i64 from = (token * c.kv_heads + head) * dim;
-                float* const to_k = keys + slot * c.k_slot + head * c.k_head + at * c.k_token;
-                float* const to_v = values + slot * c.v_slot + head * c.v_head + at * c.v_token;
-                std::memcpy(to_k, k + from, size_t(dim) * sizeof(float));
-                std::memcpy(to_v, v + from, size_t(dim) * sizeof(float));
+                copy(k + from, dim, keys + slot * c.k_slot + head * c.k_head + at * c.k_token);
+                copy(v + from, dim, values + slot * c.v_slot + head * c.v_head + at * c.v_token);
             }
     return token;
 }
 
-}  // namespace
+// The same for one token of a document that is being read, whose new tokens are the last of its keys.
+template <typename T>
+void keep_read(const PrefixCall& c, i64 token, const float* k, const float* v, i64 dim) {
+    T* const keys = static_cast<T*>(const_cast<void*>(c.k));
+    T* const values = static_cast<T*>(const_cast<void*>(c.v));
+    const i64 at = c.keys - c.tokens + token;
+    for (i64 head = 0; head < c.kv_heads; head++) {
+        copy(k + (token * c.kv_heads + head) * dim, dim, keys + head * c.k_head + at * c.k_token);
+        copy(v + (token * c.kv_heads + head) * dim, dim, values + head * c.v_head + at * c.v_token);
+    }
+}
 
-extern "C" {
+size_t in_bytes(i64 floats) { return (size_t(floats) * 4 + 63) & ~size_t(63); }
 
-struct DecoderLayer {
-    const float *norm, *q, *q_bias, *k, *k_bias, *v, *v_bias, *q_norm, *k_norm, *o, *o_bias;  // null: none
-    const float *mlp_norm, *gate, *gate_bias, *up, *up_bias, *down, *down_bias;
-    i64 rotated;  // numbers of a head that are rotated
-    double norm_eps, q_eps, k_eps, mlp_eps;
+// Norms and linear layers over all tokens of a call, in float32.
+struct Floats {
+    typedef float Kept;
+    const DecoderCall& c;
+    const Threads& threads;
+    float *normed, *gate, *up;
+
+    static size_t size(const DecoderCall& c) { return in_bytes(c.tokens * c.hidden) + 2 * in_bytes(c.tokens * c.inner); }
+    Floats(const DecoderCall& call, const Threads& given, char* memory) : c(call), threads(given) {
+        normed = reinterpret_cast<float*>(memory);
+        gate = reinterpret_cast<float*>(memory + in_bytes(c.tokens * c.hidden));
+        up = reinterpret_cast<float*>(memory + in_bytes(c.tokens * c.hidden) + in_bytes(c.tokens * c.inner));
+    }
+    bool linears(const float* x, i64 in, std::initializer_list<Linear> layers) {
+        return multiply_all(x, in, c.tokens, in, layers.begin(), int(layers.size()), threads.count, threads.parallel);
+    }
+    bool normalised(const float* weight, double eps, std::initializer_list<Linear> layers) {
+        auto row = [&](i64 token) {
+            normalise(c.x + token * c.hidden, weight, c.hidden, eps, normed + token * c.hidden);
+        };
+        return for_each_row(c.tokens, c.hidden, threads, row) && linears(normed, c.hidden, layers);
+    }
+    bool feed_forward(const DecoderLayer& layer) {
+        auto joined = [&](i64 token) { join(gate + token * c.inner, up + token * c.inner, c.inner); };
+        return normalised(layer.mlp_norm, layer.mlp_eps, {{layer.gate, layer.gate_bias, c.inner, gate, false},
+                                                          {layer.up, layer.up_bias, c.inner, up, false}}) &&
+               for_each_row(c.tokens, c.inner, threads, joined) &&
+               linears(gate, c.inner, {{layer.down, layer.down_bias, c.hidden, c.x, true}});
+    }
 };
 
-struct DecoderCall {
-    float* x;                // [tokens, hidden]: embeddings, and in the end what leaves the last layer
-    const float *cos, *sin;  // [tokens, width]
-    const DecoderLayer* layers;
-    PrefixCall* prefix;  // [num_layers, documents], as is `own`: without q, what comes out, and the threads
-    OwnCall* own;        // the new keys and values are written where its k and v are
-    i64 num_layers, documents, tokens, hidden, inner, heads, kv_heads, dim, width, threads;
-    Parallel parallel;
-};
+#if defined(PAIRS)
+// The same with weights in bfloat16: what is multiplied by them is rounded when it is packed, and nothing else.
+struct Pairs {
+    typedef bf16 Kept;
+    const DecoderCall& c;
+    const Threads& threads;
+    char *packed, *inner;
 
-int decoder_step(const DecoderCall* call) {
-    const DecoderCall& c = *call;
+    static i64 widest(const DecoderCall& c) { return std::max(c.hidden, c.heads * c.dim); }
+    static size_t size(const DecoderCall& c) {
+        return Packed::size(c.tokens, widest(c)) + Packed::size(c.tokens, c.inner);
+    }
+    Pairs(const DecoderCall& call, const Threads& given, char* memory)
+        : c(call), threads(given), packed(memory), inner(memory + Packed::size(c.tokens, widest(c))) {}
+    bool linears(const float* x, i64 in, std::initializer_list<Linear> layers) {
+        const Packed to(packed, c.tokens, in);
+        return pack_rows(to, threads.count, threads.parallel, [&](i64 m, float*) { return x + m * in; }) &&
+               multiply_packed(to, layers.begin(), int(layers.size()), threads.count, threads.parallel);
+    }
+    bool pack_normalised(const float* weight, double eps, const Packed& to) {
+        return pack_rows(to, threads.count, threads.parallel, [&](i64 m, float* memory) {
+            normalise(c.x + m * c.hidden, weight, c.hidden, eps, memory);
+            return static_cast<const float*>(memory);
+        });
+    }
+    bool normalised(const float* weight, double eps, std::initializer_list<Linear> layers) {
+        const Packed to(packed, c.tokens, c.hidden);
+        return pack_normalised(weight, eps, to) &&
+               multiply_packed(to, layers.begin(), int(layers.size()), threads.count, threads.parallel);
+    }
+    bool feed_forward(const DecoderLayer& layer) {
+        const Packed x(packed, c.tokens, c.hidden), between(inner, c.tokens, c.inner);
+        const Linear gate = {layer.gate, layer.gate_bias, c.inner, nullptr, false};
+        const Linear up = {layer.up, layer.up_bias, c.inner, nullptr, false};
+        const Linear down = {layer.down, layer.down_bias, c.hidden, c.x, true};
+        return pack_normalised(layer.mlp_norm, layer.mlp_eps, x) &&
+               gate_packed(x, gate, up, between, threads.count, threads.parallel) &&
+               multiply_packed(between, &down, 1, threads.count, threads.parallel);
+    }
+};
+#endif
+
+template <typename Maths>
+bool run(const DecoderCall& c) {
+    typedef typename Maths::Kept Kept;
     const Threads threads = {int(c.threads), c.parallel};
     const i64 q_size = c.heads * c.dim, kv_size = c.kv_heads * c.dim;
 
@@ -110,46 +206,44 @@ int decoder_step(const DecoderCall* call) {
         }
         shared_size = size > shared_size ? size : shared_size;
     }
-    try {
-        scratch.reserve(size_t(c.tokens * (c.hidden + 2 * q_size + 2 * kv_size + 2 * c.inner) + shared_size) * 4);
-    } catch (const std::bad_alloc&) {
-        return 1;
-    }
-    float* normed = reinterpret_cast<float*>(scratch.memory);
-    float* q = normed + c.tokens * c.hidden;
-    float* attended = q + c.tokens * q_size;
-    float* k = attended + c.tokens * q_size;
-    float* v = k + c.tokens * kv_size;
-    float* gate = v + c.tokens * kv_size;
-    float* up = gate + c.tokens * c.inner;
-    float* shared = up + c.tokens * c.inner;
-
-    auto linears = [&](const float* x, i64 in, std::initializer_list<Linear> layers) {
-        return multiply_all(x, in, c.tokens, in, layers.begin(), int(layers.size()), threads.count, threads.parallel);
+    scratch.reserve(Maths::size(c) + 2 * in_bytes(c.tokens * q_size) + 2 * in_bytes(c.tokens * kv_size) +
+                    in_bytes(shared_size));
+    char* memory = scratch.memory;
+    auto take = [&](i64 floats) {
+        float* taken = reinterpret_cast<float*>(memory);
+        memory += in_bytes(floats);
+        return taken;
     };
-    auto normalised = [&](const float* weight, double eps) {
-        return for_each_row(c.tokens, c.hidden, threads, [&](i64 token) {
-            normalise(c.x + token * c.hidden, weight, c.hidden, eps, normed + token * c.hidden);
-        });
-    };
+    float* const q = take(c.tokens * q_size);
+    float* const attended = take(c.tokens * q_size);
+    float* const k = take(c.tokens * kv_size);
+    float* const v = take(c.tokens * kv_size);
+    float* const shared = take(shared_size);
+    Maths maths(c, threads, memory);
 
     for (i64 at = 0; at < c.num_layers; at++) {
         const DecoderLayer& layer = c.layers[at];
         PrefixCall* prefix = c.prefix + at * c.documents;
-        OwnCall* own = c.own + at * c.documents;
+        OwnCall* own = c.own ? c.own + at * c.documents : nullptr;
         float* free = shared;
         i64 token = 0;
         for (i64 i = 0; i < c.documents; i++) {
-            prefix[i].q = own[i].q = q + token * q_size;
+            prefix[i].q = q + token * q_size;
             prefix[i].out = free;
-            own[i].shared = free;
-            free += prefix[i].parts * c.heads * prefix[i].tokens * c.dim;
-            prefix[i].lse = free;
-            own[i].shared_lse = free;
-            free += prefix[i].parts * c.heads * prefix[i].tokens;
-            own[i].parts = prefix[i].parts;
-            own[i].out = attended + token * q_size;
-            token += own[i].tokens;
+            prefix[i].lse = free + prefix[i].parts * c.heads * prefix[i].tokens * c.dim;
+            free = prefix[i].lse + prefix[i].parts * c.heads * prefix[i].tokens;
+            if (own) {
+                own[i].q = prefix[i].q;
+                own[i].shared = prefix[i].out;
+                own[i].shared_lse = prefix[i].lse;
+                own[i].parts = prefix[i].parts;
+                own[i].out = attended + token * q_size;
+            } else {
+                prefix[i].out = attended;
+                prefix[i].o_head = c.heads / c.kv_heads * c.dim;
+                prefix[i].o_token = q_size;
+            }
+            token += prefix[i].tokens;
         }
 
         auto turn = [&](i64 token) {
@@ -164,29 +258,33 @@ int decoder_step(const DecoderCall* call) {
                 if (layer.k_norm) normalise(x, layer.k_norm, c.dim, layer.k_eps, x);
                 rotate(x, cos, sin, layer.rotated);
             }
+            if (!own) keep_read<Kept>(*prefix, token, k, v, c.dim);
         };
-        if (!normalised(layer.norm, layer.norm_eps)) return 1;
-        if (!linears(normed, c.hidden, {{layer.q, layer.q_bias, q_size, q, false},
-                                        {layer.k, layer.k_bias, kv_size, k, false},
-                                        {layer.v, layer.v_bias, kv_size, v, false}}))
-            return 1;
-        if (!for_each_row(c.tokens, q_size + kv_size, threads, turn)) return 1;
+        if (!maths.normalised(layer.norm, layer.norm_eps, {{layer.q, layer.q_bias, q_size, q, false},
+                                                           {layer.k, layer.k_bias, kv_size, k, false},
+                                                           {layer.v, layer.v_bias, kv_size, v, false}}) ||
+            !for_each_row(c.tokens, q_size + kv_size, threads, turn))
+            return false;
         token = 0;
-        for (i64 i = 0; i < c.documents; i++)
-            token += keep(own[i], k + token * kv_size, v + token * kv_size, c.dim);
-        if (!attend_prefixes(prefix, c.documents, threads.count, threads.parallel)) return 1;
-        if (!attend_owns(own, c.documents, threads.count, threads.parallel)) return 1;
-        if (!linears(attended, q_size, {{layer.o, layer.o_bias, c.hidden, c.x, true}})) return 1;
-
-        if (!normalised(layer.mlp_norm, layer.mlp_eps)) return 1;
-        if (!linears(normed, c.hidden, {{layer.gate, layer.gate_bias, c.inner, gate, false},
-                                        {layer.up, layer.up_bias, c.inner, up, false}}))
-            return 1;
-        auto joined = [&](i64 token) { join(gate + token * c.inner, up + token * c.inner, c.inner); };
-        if (!for_each_row(c.tokens, c.inner, threads, joined)) return 1;
-        if (!linears(gate, c.inner, {{layer.down, layer.down_bias, c.hidden, c.x, true}})) return 1;
+        for (i64 i = 0; own && i < c.documents; i++)
+            token += keep_own<Kept>(own[i], k + token * kv_size, v + token * kv_size, c.dim);
+        if (!attend_prefixes(prefix, c.documents, threads.count, threads.parallel)) return false;
+        if (own && !attend_owns(own, c.documents, threads.count, threads.parallel)) return false;
+        if (!maths.linears(attended, q_size, {{layer.o, layer.o_bias, c.hidden, c.x, true}})) return false;
+        if (!maths.feed_forward(layer)) return false;
     }
-    return 0;
+    return true;
 }
 
-}  // extern "C"
+}  // namespace
+
+extern "C" int decoder_step(const DecoderCall* call) {
+    try {
+#if defined(PAIRS)
+        if (call->pairs) return run<Pairs>(*call) ? 0 : 1;
+#endif
+        return run<Floats>(*call) ? 0 : 1;
+    } catch (const std::bad_alloc&) {
+        return 1;
+    }
+}

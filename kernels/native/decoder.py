@@ -1,4 +1,5 @@
-"""The layers of a Llama-like model over the tokens of one decode step, in one call of decoder.cpp."""
+"""The layers of a Llama-like model in one call of decoder.cpp, over the tokens of a decode step or of a part of a
+document."""
 
 from collections.abc import Mapping, Sequence
 from ctypes import addressof
@@ -11,11 +12,12 @@ from transformers.activations import SiLUActivation
 
 from kernels.kv import PrefixKV, SuffixKV
 from kernels.layout import LayerShape
-from kernels.native.backend import own_call, shared_call
-from kernels.native.library import DecoderCall, DecoderLayer, OwnCall, PrefixCall, pointer
-from kernels.native.linear import MOST_ROWS, NativeLinear
+from kernels.native.backend import own_call, prefix_call, shared_call
+from kernels.native.library import DecoderCall, DecoderLayer, Library, LinearCall, OwnCall, PrefixCall, pointer
+from kernels.native.linear import MOST_ROWS, PAIR_DEPTH, PAIR_ROWS, NativeLinear
 from kernels.rows import EVERYTHING, DecodeRows
 
+CACHE_LINE = 64  # bytes
 BODY = {"embed_tokens", "layers", "norm", "rotary_emb"}
 LAYER = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
 ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}
@@ -39,9 +41,13 @@ class Part(Protocol):
 
 
 class NativeDecoder:
-    """Keeps nothing from step to step; the weights are the model's own."""
+    """Keeps nothing from step to step; the weights are the model's own.
 
-    def __init__(self, hf: PreTrainedModel) -> None:
+    In float32 it takes the few tokens of decode steps. In bfloat16, where the CPU multiplies pairs, all there are; what
+    goes from layer to layer is float32 then too, so less is rounded than where each layer gives bfloat16.
+    """
+
+    def __init__(self, hf: PreTrainedModel, library: Library) -> None:
         """
         Raises:
             NotLlamaLike
@@ -49,25 +55,40 @@ class NativeDecoder:
         _demand({"model", "lm_head"} == _children(hf) and _children(hf.model) == BODY, "the model")
         _demand(not any(module._forward_hooks or module._forward_pre_hooks for module in hf.modules()), "a hook")
         self.body, self.head = hf.model, hf.lm_head
+        self.library, self.dtype = library, self.head.weight.dtype
+        self.pairs = self.dtype == torch.bfloat16 and library.pairs > 0
+        _demand(self.pairs or self.dtype == torch.float32, "the dtype")
         layers = list(self.body.layers)
         for layer in layers:
-            _check_layer(layer)
+            _check_layer(layer, self.dtype)
         attention = layers[0].self_attn
-        self.library = attention.q_proj.library
+        self._wide: dict[int, Tensor] = {}  # small parameters in float32
         self.dim = int(attention.head_dim)
         self.hidden, self.inner = layers[0].mlp.gate_proj.weight.shape[::-1]
         self.heads, self.kv_heads = (each.out_features // self.dim for each in (attention.q_proj, attention.k_proj))
         self.shape = LayerShape(self.kv_heads, self.dim, self.dim)
         self.width = self._rope(torch.zeros(1, dtype=torch.int64))[0].shape[1]
         _demand(self.width <= self.dim and self.width % 2 == 0, "the rotation")
+        if self.pairs:
+            deep = (self.hidden, self.inner, self.heads * self.dim, self.dim)
+            _demand(all(size % PAIR_DEPTH == 0 for size in deep), "the size")
+            _demand(self.head.weight.shape[0] % PAIR_ROWS == 0, "the size of the vocabulary")
+            _demand(self.head.bias is None and type(self.head) is nn.Linear, "the head")
+            for module in (self.head, *(each for layer in layers for each in layer.modules())):
+                if isinstance(module, nn.Linear):
+                    _align(module.weight)
         self.weights = (DecoderLayer * len(layers))(*map(self._weights, layers))
         self.layers = [(layer.self_attn.layer_idx, float(layer.self_attn.scaling)) for layer in layers]
 
     def takes(self, parts: Sequence[Part]) -> bool:
-        """False for many tokens, which torch multiplies as fast, and for a document that is still being loaded, since
-        other steps wait for each layer by itself."""
+        """False for many tokens of float32, which torch multiplies as fast, and for a document that is still being
+        loaded, since other steps wait for each layer by itself."""
         tokens = sum(len(part.seen.slots) for part in parts)
-        return tokens <= MOST_ROWS and all(part.prefix.is_here for part in parts)
+        return (self.pairs or tokens <= MOST_ROWS) and all(part.prefix.is_here for part in parts)
+
+    def reads(self, kv: PrefixKV) -> bool:
+        """Whether `read` takes the tokens of this document."""
+        return self.pairs and kv.is_here and not kv.windows and not kv.layout.has_state
 
     def logits(self, parts: Sequence[Part], ids: Tensor, keep: Tensor | slice, windows: Mapping[int, int]) -> Tensor:
         """Runs the new tokens ids [tokens] of all parts, stores their keys and values, and returns the logits [kept,
@@ -77,23 +98,60 @@ class NativeDecoder:
             ChunkMismatch: a layer of a document was never filled.
         """
         with torch.inference_mode():
-            x = self.body.embed_tokens(ids).contiguous()
-            cos, sin = self._rope(torch.cat([part.seen.local + part.prefix.length for part in parts]))
+            positions = torch.cat([part.seen.local + part.prefix.length for part in parts])
             prefix, own = self._attention(parts, windows)
-            self.library.decoder_step(
-                DecoderCall(
-                    x=pointer(x), cos=pointer(cos), sin=pointer(sin), layers=addressof(self.weights),
-                    prefix=addressof(prefix), own=addressof(own), num_layers=len(self.layers), documents=len(parts),
-                    tokens=len(ids), hidden=self.hidden, inner=self.inner, heads=self.heads, kv_heads=self.kv_heads,
-                    dim=self.dim, width=self.width,
-                )
-            )  # fmt: skip
-            logits: Tensor = self.head(self.body.norm(x[keep]))
-            return logits.float()
+            return self._head(self._run(ids, positions, prefix, own, len(parts))[keep])
+
+    def read(self, kv: PrefixKV, start: int, ids: Tensor, keep: int) -> Tensor:
+        """Runs the tokens ids [tokens] of a document, of which `start` stand before them, stores their keys and values,
+        and returns the logits [keep, vocab] of the last in fp32."""
+        with torch.inference_mode():
+            group, stop = self.heads // self.kv_heads, start + len(ids)
+            strides = (group * self.dim, self.heads * self.dim, self.dim)
+            prefix = (PrefixCall * len(self.layers))()
+            for at, (layer, scale) in enumerate(self.layers):
+                k, v, _ = kv.layer(layer)
+                assert k.shape == v.shape == (self.kv_heads, kv.capacity, self.dim) and stop <= kv.capacity
+                assert k.dtype == v.dtype == self.dtype and k.stride(2) == v.stride(2) == 1, "of another model"
+                prefix[at] = prefix_call(
+                    torch.float32, strides, k[:, :stop], v[:, :stop], None, group, len(ids), 0,
+                    scale=scale, window=EVERYTHING, softcap=None,
+                )  # fmt: skip
+            x = self._run(ids, torch.arange(start, stop), prefix, None, 1)
+            return self._head(x[len(ids) - keep :])
+
+    def _run(self, ids: Tensor, positions: Tensor, prefix: Any, own: Any, documents: int) -> Tensor:
+        """What leaves the last layer, [tokens, hidden] in fp32."""
+        x: Tensor = self.body.embed_tokens(ids).float().contiguous()
+        cos, sin = self._rope(positions)
+        self.library.decoder_step(
+            DecoderCall(
+                x=pointer(x), cos=pointer(cos), sin=pointer(sin), layers=addressof(self.weights),
+                prefix=addressof(prefix), own=None if own is None else addressof(own), num_layers=len(self.layers),
+                documents=documents, tokens=len(ids), hidden=self.hidden, inner=self.inner, heads=self.heads,
+                kv_heads=self.kv_heads, dim=self.dim, width=self.width, pairs=self.pairs,
+            )
+        )  # fmt: skip
+        return x
+
+    def _head(self, x: Tensor) -> Tensor:
+        """Logits [tokens, vocab] in fp32."""
+        if not self.pairs:
+            logits: Tensor = self.head(self.body.norm(x))
+            return logits
+        x, weight = self.body.norm(x).float().contiguous(), self.head.weight
+        out = torch.empty((len(x), len(weight)))
+        self.library.linear(
+            LinearCall(
+                x=pointer(x), w=pointer(weight), bias=None, out=pointer(out), rows=len(x), **{"in": self.hidden},
+                out_features=len(weight), x_row=x.stride(0), pairs=True,
+            )
+        )  # fmt: skip
+        return out
 
     def _rope(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """[tokens, rotated numbers of a head]."""
-        cos, sin = self.body.rotary_emb(self.body.embed_tokens.weight, positions[None])
+        cos, sin = self.body.rotary_emb(torch.empty(0), positions[None])
         return cos[0].contiguous(), sin[0].contiguous()
 
     def _attention(self, parts: Sequence[Part], windows: Mapping[int, int]) -> tuple[Any, Any]:
@@ -119,8 +177,8 @@ class NativeDecoder:
                     self._check(rows, held, *tensors)
                     how: dict[str, Any] = {"scale": scale, "window": window, "softcap": None}
                     made[key] = (
-                        shared_call(rows, k.dtype, strides, k[:, :held], v[:, :held], group, **how),
-                        own_call(rows, k.dtype, strides, own_k, own_v, group, **how),
+                        shared_call(rows, torch.float32, strides, k[:, :held], v[:, :held], group, **how),
+                        own_call(rows, torch.float32, strides, own_k, own_v, group, **how),
                     )
                 prefix[at], own[at] = made[key]
                 one, other = prefix[at], own[at]
@@ -138,7 +196,7 @@ class NativeDecoder:
             slots, heads, room, dim = kept.shape
             assert (heads, dim, kept.stride(3)) == (*self.shape[:2], 1), "of another model"
             assert len(rows.counts) <= slots and longest <= room, "there is no room for these tokens"
-        assert {each.dtype for each in (k, v, own_k, own_v)} == {torch.float32}, "of another model"
+        assert {each.dtype for each in (k, v, own_k, own_v)} == {self.dtype}, "of another model"
 
     def _weights(self, layer: Any) -> DecoderLayer:
         attention, mlp = layer.self_attn, layer.mlp
@@ -162,14 +220,21 @@ class NativeDecoder:
         given: dict[str, Any] = {"rotated": self.width if getattr(attention, "use_rope", True) else 0}
         for name, (linear, size, out) in linears.items():
             _demand(linear.weight.shape == (out, size), f"the size of {name}")
-            given |= {name: pointer(linear.weight), f"{name}_bias": pointer(linear.bias)}
+            given |= {name: pointer(linear.weight), f"{name}_bias": self._wide_pointer(linear.bias)}
         for name, (norm, eps, size) in norms.items():
             _demand(norm.weight.shape == (size,), f"the size of {name}")
-            given |= {name: pointer(norm.weight), eps: _eps(norm)}
+            given |= {name: self._wide_pointer(norm.weight), eps: _eps(norm)}
         return DecoderLayer(**given)
 
+    def _wide_pointer(self, parameter: Tensor | None) -> int | None:
+        if parameter is None:
+            return None
+        wide = parameter.detach().float()
+        self._wide[wide.data_ptr()] = wide
+        return wide.data_ptr()
 
-def _check_layer(layer: Any) -> None:
+
+def _check_layer(layer: Any, dtype: torch.dtype) -> None:
     _demand(_children(layer) == LAYER and not layer._parameters, "a layer")
     attention, mlp = layer.self_attn, layer.mlp
     _demand(_children(attention) in (ATTENTION, ATTENTION | HEAD_NORMS) and not attention._parameters, "the attention")
@@ -178,10 +243,18 @@ def _check_layer(layer: Any) -> None:
     _demand(isinstance(mlp.act_fn, SiLUActivation | nn.SiLU), "the activation")
     for name, module in layer.named_modules():
         if name.endswith("_proj"):
-            _demand(type(module) is NativeLinear and module.weight.is_contiguous(), "a linear layer")
+            _demand(type(module) in (NativeLinear, nn.Linear), "a linear layer")
+            _demand(module.weight.dtype == dtype and module.weight.is_contiguous(), "a linear layer's dtype")
         elif name.endswith("norm"):
             _demand(_eps(module) is not None and list(module._parameters) == ["weight"], "a norm")
-            _demand(module.weight.dtype == torch.float32, "a norm's dtype")
+            _demand(module.weight.dtype == dtype, "a norm's dtype")
+
+
+def _align(weight: Tensor) -> None:
+    """Moves weights that do not begin with a cache line, as those mapped from a file seldom do: each row of a tile
+    would lie in two lines, which takes twice as long."""
+    if weight.data_ptr() % CACHE_LINE:
+        weight.data = weight.data.clone()
 
 
 def _eps(norm: nn.Module) -> float | None:

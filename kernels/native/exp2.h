@@ -29,4 +29,7 @@ inline vf exp2(vf x) {
     return p * (vf)((vi)t << 23);
 }
 
+// x / (1 + e^-x)
+inline vf silu(vf x) { return x / (1.0f + exp2(at_most(x * float(-LOG2E), 126.0f))); }
+
 }  // namespace

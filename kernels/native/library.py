@@ -22,7 +22,7 @@ class PrefixCall(Structure):
     _fields_ = _fields(
         pointers="q k v out lse positions",
         integers="q_type kv_type kv_heads group tokens keys dim v_dim q_head q_token q_member k_head k_token v_head "
-        "v_token window begin parts rows_per_task threads",
+        "v_token o_head o_token window begin parts rows_per_task threads",
         numbers="scale softcap",
         function="parallel",
     )
@@ -39,12 +39,14 @@ class OwnCall(Structure):
 
 
 class LinearCall(Structure):
-    _fields_ = _fields(pointers="x w bias out", integers="rows in out_features x_row threads", function="parallel")
+    _fields_ = _fields(
+        pointers="x w bias out", integers="rows in out_features x_row pairs threads", function="parallel"
+    )
 
 
 class DecoderLayer(Structure):
     _fields_ = _fields(
-        pointers="norm q q_bias k k_bias v v_bias q_norm k_norm o o_bias mlp_norm gate gate_bias up up_bias down "
+        pointers="q k v o gate up down norm q_bias k_bias v_bias q_norm k_norm o_bias mlp_norm gate_bias up_bias "
         "down_bias",
         integers="rotated",
         numbers="norm_eps q_eps k_eps mlp_eps",
@@ -54,7 +56,7 @@ class DecoderLayer(Structure):
 class DecoderCall(Structure):
     _fields_ = _fields(
         pointers="x cos sin layers prefix own",
-        integers="num_layers documents tokens hidden inner heads kv_heads dim width threads",
+        integers="num_layers documents tokens hidden inner heads kv_heads dim width pairs threads",
         function="parallel",
     )
 
@@ -76,6 +78,7 @@ class Library:
             (self._decoder, DecoderCall),
         ):
             function.argtypes, function.restype = [POINTER(call)], c_int
+        self.pairs: int = library.pairs()  # how bfloat16 is multiplied in pairs: 0 not, 1 by vectors, 2 by tiles
         self._parallel = _openmp_of_torch()
 
     def attend_prefix(self, call: PrefixCall) -> None:

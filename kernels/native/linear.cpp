@@ -7,6 +7,7 @@
 
 #include "linear.h"
 
+#include "linear_pairs.h"
 #include "scratch.h"
 
 namespace {
@@ -23,7 +24,7 @@ inline void put(const Linear& layer, i64 n, float total, float* out) {
 // The products of `tile` rows of weights, from row `first` on, with M rows of x.
 template <int M>
 void multiply(const float* x, i64 x_row, i64 in, const Linear& layer, i64 first, int tile, float* out) {
-    const float* w = layer.w + first * in;
+    const float* w = static_cast<const float*>(layer.w) + first * in;
     const float* row[TILE];
     for (int n = 0; n < TILE; n++) row[n] = w + (n < tile ? n : 0) * in;
     vf sums[TILE][M] = {};
@@ -75,20 +76,6 @@ void multiply_panel(const float* panel, const float* const* w, i64 depth, vf sum
         for (int half = 0; half < 2; half++) sums[o][half] = held[o][half];
 }
 
-// Hands out strips of `step` rows of weights of all layers: work(layer, first row, the row behind the last, block of x).
-template <typename F>
-bool for_each_strip(const Linear* layers, int count, i64 step, i64 blocks, int threads, Parallel parallel,
-                    const F& work) {
-    i64 strips = 0;
-    for (int i = 0; i < count; i++) strips += (layers[i].out_features + step - 1) / step;
-    return for_each_task(strips * blocks, threads, parallel, [&](i64 task) {
-        const Linear* layer = layers;
-        i64 begin = task / blocks * step;
-        for (i64 all; begin >= (all = (layer->out_features + step - 1) / step * step); layer++) begin -= all;
-        work(*layer, begin, begin + step < layer->out_features ? begin + step : layer->out_features, task % blocks);
-    });
-}
-
 bool by_dots(const float* x, i64 x_row, i64 rows, i64 in, const Linear* layers, int count, int threads,
              Parallel parallel) {
     auto work = [&](const Linear& layer, i64 begin, i64 end, i64) {
@@ -131,7 +118,7 @@ bool by_panels(const float* x, i64 x_row, i64 rows, i64 in, const Linear* layers
             const i64 depth = in - block * DEPTH < DEPTH ? in - block * DEPTH : DEPTH;
             for (i64 n = begin; n < end; n += OUTS) {
                 const float* w[OUTS];
-                for (int o = 0; o < OUTS; o++) w[o] = layer.w + (n + o < end ? n + o : n) * in + block * DEPTH;
+                for (int o = 0; o < OUTS; o++) w[o] = static_cast<const float*>(layer.w) + (n + o < end ? n + o : n) * in + block * DEPTH;
                 for (i64 panel = first; panel < last; panel++)
                     multiply_panel(part(panel, block), w, depth, sums[(n - begin) / OUTS][panel - first]);
             }
@@ -162,16 +149,45 @@ bool multiply_all(const float* x, i64 x_row, i64 rows, i64 in, const Linear* lay
 extern "C" {
 
 struct LinearCall {
-    const float *x, *w, *bias;
+    const float* x;
+    const void* w;
+    const float* bias;
     float* out;
-    i64 rows, in, out_features, x_row, threads;
+    i64 rows, in, out_features, x_row, pairs, threads;
     Parallel parallel;
 };
 
 int linear(const LinearCall* call) {
     const LinearCall& c = *call;
     const Linear layer = {c.w, c.bias, c.out_features, c.out, false};
+#if defined(PAIRS)
+    if (c.pairs) {
+        try {
+            packed.reserve(Packed::size(c.rows, c.in));
+        } catch (const std::bad_alloc&) {
+            return 1;
+        }
+        const Packed x(packed.memory, c.rows, c.in);
+        auto row = [&](i64 m, float*) { return c.x + m * c.x_row; };
+        return pack_rows(x, int(c.threads), c.parallel, row) &&
+                       multiply_packed(x, &layer, 1, int(c.threads), c.parallel)
+                   ? 0
+                   : 1;
+    }
+#endif
     return multiply_all(c.x, c.x_row, c.rows, c.in, &layer, 1, int(c.threads), c.parallel) ? 0 : 1;
+}
+
+// Whether this CPU multiplies bfloat16 in pairs: 0 no, 1 by vectors, 2 by tiles.
+int pairs() {
+#if defined(TILES)
+    if (tiles_allowed()) return 2;
+#endif
+#if defined(PAIRS)
+    return 1;
+#else
+    return 0;
+#endif
 }
 
 }  // extern "C"

@@ -5,7 +5,8 @@ from torch import Tensor, nn
 
 from kernels.native.library import Library, LinearCall, pointer
 
-MOST_ROWS = 128  # beyond, torch's own product is as fast
+MOST_ROWS = 128  # of float32; beyond, torch's own product is as fast
+PAIR_DEPTH, PAIR_ROWS = 32, 16  # where bfloat16 is multiplied in pairs, inputs and outputs are multiples of these
 
 
 class NativeLinear(nn.Linear):
@@ -24,7 +25,7 @@ class NativeLinear(nn.Linear):
         self.library.linear(
             LinearCall(
                 x=pointer(x), w=pointer(weight), bias=pointer(self.bias), out=pointer(out), rows=rows,
-                **{"in": self.in_features}, out_features=self.out_features, x_row=x.stride(0),
+                **{"in": self.in_features}, out_features=self.out_features, x_row=x.stride(0), pairs=False,
             )
         )  # fmt: skip
         return out

@@ -166,13 +166,9 @@ def test_windows_and_softcaps_are_not_left_to_flash(
     assert not flash.can_flash(q, k, k[..., :8], window=9, softcap=None)
 
 
-def test_what_nothing_is_made_for_uses_plain_torch_without_a_warning(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(backend, "cpu_is_fast_at_bf16", lambda: True)
+def test_what_nothing_is_made_for_uses_plain_torch_without_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     pick_backend.cache_clear()
 
-    assert pick_backend(CPU, 64, torch.bfloat16).name == "torch"
     assert pick_backend(CPU, 64, torch.float16).name == "torch"
     assert pick_backend(torch.device("cuda"), 64, torch.float32).name == "torch"
     assert not caplog.messages

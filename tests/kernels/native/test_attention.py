@@ -114,7 +114,7 @@ def test_decode_is_attention_over_document_and_own_tokens(
     check_decode(native, draw, torch.float32, 2e-5)
 
 
-@pytest.mark.parametrize("case", range(6))
+@pytest.mark.parametrize("case", range(24))
 def test_decode_takes_bfloat16(case: int, native: NativeBackend, draw: Draw, threads: int) -> None:
     check_decode(native, draw, torch.bfloat16, 2e-2)
 
@@ -123,13 +123,22 @@ def test_decode_takes_bfloat16(case: int, native: NativeBackend, draw: Draw, thr
 def test_prefill_is_causal_attention_of_the_last_tokens(
     case: int, native: NativeBackend, draw: Draw, threads: int
 ) -> None:
+    check_prefill(native, draw, torch.float32, 2e-5)
+
+
+@pytest.mark.parametrize("case", range(20))
+def test_prefill_takes_bfloat16(case: int, native: NativeBackend, draw: Draw, threads: int) -> None:
+    check_prefill(native, draw, torch.bfloat16, 2e-2)
+
+
+def check_prefill(native: NativeBackend, draw: Draw, dtype: torch.dtype, tolerance: float) -> None:
     heads, group, dim, v_dim = draw.whole(1, 3), draw.among(1, 3, 4), draw.among(*DIMS), draw.among(*DIMS)
     tokens = draw.among(1, draw.whole(1, 40), draw.whole(100, 300))
     keys = tokens + draw.among(0, draw.whole(0, 1200))
     window = draw.among(EVERYTHING, draw.whole(1, 60), draw.whole(1, keys))
     softcap = draw.among(None, 2.0, 30.0)
     q = draw.among(draw.tensor(heads * group, tokens, dim), draw.tensor(tokens, heads * group, dim).transpose(0, 1))
-    k, v = draw.tensor(heads, keys, dim), draw.tensor(heads, keys, v_dim)
+    q, k, v = q.to(dtype), draw.tensor(heads, keys, dim).to(dtype), draw.tensor(heads, keys, v_dim).to(dtype)
 
     found = native.prefill(PrefillRows(tokens, CPU), q, k, v, scale=dim**-0.5, window=window, softcap=softcap)
 
@@ -139,9 +148,9 @@ def test_prefill_is_causal_attention_of_the_last_tokens(
     for head in range(heads * group):
         expected, lse = exact(q[head], k[head // group], v[head // group], visible, scale=dim**-0.5, softcap=softcap)
         out = found.out[head // group].view(tokens, group, v_dim)[:, head % group]
-        torch.testing.assert_close(out.double(), expected, atol=2e-5, rtol=2e-5)
+        torch.testing.assert_close(out.double(), expected, atol=tolerance, rtol=tolerance)
         found_lse = found.lse[head // group].view(tokens, group)[:, head % group]
-        torch.testing.assert_close(found_lse.double(), lse, atol=2e-5, rtol=2e-5)
+        torch.testing.assert_close(found_lse.double(), lse, atol=tolerance, rtol=tolerance)
 
 
 @pytest.mark.parametrize("group", [1, 9])
@@ -156,17 +165,19 @@ def test_a_row_that_sees_no_key_is_zero_and_minus_infinity(group: int, dim: int,
     assert (found.lse == float("-inf")).all()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("where", ["q", "k", "v"])
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])
 @pytest.mark.parametrize("group", [1, 9])
 @pytest.mark.parametrize("softcap", [None, 5.0])
 def test_what_is_not_a_number_comes_out_as_none(
-    where: str, number: float, group: int, softcap: float | None, native: NativeBackend
+    where: str, number: float, group: int, softcap: float | None, dtype: torch.dtype, native: NativeBackend
 ) -> None:
     given = {"q": torch.rand(2, group, 64) + 0.1, "k": torch.rand(2, 90, 64) + 0.1, "v": torch.rand(2, 90, 64)}
+    given = {name: tensor.to(dtype) for name, tensor in given.items()}
     given[where][1, 0, 3] = number
     rows = DecodeRows([1], [0], CPU)
-    own = torch.rand(1, 2, 8, 64)
+    own = torch.rand(1, 2, 8, 64).to(dtype)
     how: dict[str, Any] = {"scale": 0.125, "window": EVERYTHING, "softcap": softcap}
 
     shared = native.shared(rows, *given.values(), **how)
@@ -197,6 +208,21 @@ def test_a_far_larger_score_takes_all_the_weight(native: NativeBackend) -> None:
 
     assert torch.equal(found.out[0], v[0, 200].expand(5, -1))
     torch.testing.assert_close(found.lse[0], torch.full((5,), 64e4))
+
+
+@pytest.mark.parametrize("case", range(1))
+def test_where_tiles_are_not_allowed_vectors_compute_the_same(
+    case: int, native: NativeBackend, draw: Draw, compiler: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if native.library.pairs < 2:
+        pytest.skip("this CPU has no AMX tiles")
+    monkeypatch.setattr(build, "FLAGS", (*build.FLAGS, "-DNO_TILES"))
+    other = NativeBackend(Library(build.build(tmp_path)))
+
+    assert other.library.pairs == 1
+    for _ in range(8):
+        check_decode(other, draw, torch.bfloat16, 2e-2)
+        check_prefill(other, draw, torch.bfloat16, 2e-2)
 
 
 @pytest.mark.parametrize("lanes", [4, 16])

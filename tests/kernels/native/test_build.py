@@ -104,8 +104,8 @@ def test_where_nothing_can_be_built_plain_torch_computes_and_one_line_says_why(
     ("file", "right", "wrong"),
     [
         ("exp2.h", "0.6931470036506653f", "0.68f"),
-        ("attention.cpp", "LN2 = 0.69", "LN2 = 0.68"),
-        ("attention.cpp", "(position < high", "(position <= high"),
+        ("attention_parts.h", "LN2 = 0.69", "LN2 = 0.68"),
+        ("attention_parts.h", "(position < high", "(position <= high"),
     ],
 )
 def test_a_library_that_computes_wrongly_is_refused(
@@ -119,10 +119,10 @@ def test_a_library_that_computes_wrongly_is_refused(
 ) -> None:
     source = (build.FOLDER / file).read_text()
     assert source.count(right) == 1
-    for name in ("attention.cpp", "exp2.h"):  # a header beside the source goes before another of its name
-        (tmp_path / name).write_text((build.FOLDER / name).read_text())
+    for path in (*build.SOURCES, *build.HEADERS):  # a header beside the source goes before another of its name
+        (tmp_path / path.name).write_bytes(path.read_bytes())
     (tmp_path / file).write_text(source.replace(right, wrong))
-    monkeypatch.setattr(build, "SOURCES", (tmp_path / "attention.cpp", *build.SOURCES[1:]))
+    monkeypatch.setattr(build, "SOURCES", tuple(tmp_path / path.name for path in build.SOURCES))
 
     with caplog.at_level(logging.WARNING):
         found = pick_backend(CPU, 64, torch.float32)

@@ -18,6 +18,7 @@ from kernels.decode import Decoder, DecodeRequest
 from kernels.fused import pick_decoder
 from kernels.kv import Arrivals, PrefixKV
 from kernels.model import Asked, LanguageModel, prepare_model
+from kernels.native.backend import load_library
 from kernels.native.decoder import NativeDecoder
 from kernels.native.linear import MOST_ROWS
 from kernels.params import GenerationParams
@@ -231,7 +232,7 @@ def test_the_comparison_notices_what_is_left_out(
     family: str, part: str, build_model: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = prepare_model(build_model(copy.deepcopy(FAMILIES[family])), CPU, CONTEXT)
-    decoder = NativeDecoder(model.hf)
+    decoder = NativeDecoder(model.hf, load_library())
     assert fused.largest_error(decoder, model.hf) <= fused.TOLERANCE[torch.float32]
     for weights in decoder.weights:
         if part == "rotation":

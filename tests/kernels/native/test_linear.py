@@ -13,8 +13,8 @@ from kernels.backend import quicken_model
 from kernels.native import linear
 from kernels.native.backend import NativeBackend
 from kernels.native.build import BuildFailed
-from kernels.native.library import Library
-from kernels.native.linear import MOST_ROWS, NativeLinear, quicken
+from kernels.native.library import Library, LinearCall, pointer
+from kernels.native.linear import MOST_ROWS, PAIR_DEPTH, PAIR_ROWS, NativeLinear, quicken
 from tests.kernels.conftest import SEED
 
 CPU = torch.device("cpu")
@@ -44,6 +44,37 @@ def test_any_shape_is_right(library: Library, rows: int, size: int, out: int, ha
         expected = nn.functional.linear(x.double(), layer.weight.double(), layer.bias.double() if has_bias else None)
         assert type(layer) is NativeLinear
         torch.testing.assert_close(found.double(), expected, atol=1e-4, rtol=1e-4)
+
+
+@given(
+    rows=st.integers(1, 50) | st.sampled_from([256, 257, 300]),
+    depth=st.integers(1, 9) | st.sampled_from([33, 40]),
+    outs=st.integers(1, 20),
+    has_bias=st.booleans(),
+    seed=st.integers(0, 1 << 20),
+)
+@settings(max_examples=60, deadline=None, database=None)
+def test_bfloat16_in_pairs_loses_no_more_than_rounding_its_input(
+    library: Library, rows: int, depth: int, outs: int, has_bias: bool, seed: int
+) -> None:
+    if not library.pairs:
+        pytest.skip("this CPU does not multiply bfloat16 in pairs")
+    generator = torch.Generator().manual_seed(SEED + seed)
+    size, out_features = depth * PAIR_DEPTH, outs * PAIR_ROWS
+    x = torch.randn((rows, size + 5), generator=generator)[:, :size]
+    w = torch.randn((out_features, size), generator=generator).bfloat16()
+    bias = torch.randn(out_features, generator=generator) if has_bias else None
+    found = torch.empty((rows, out_features))
+
+    library.linear(
+        LinearCall(
+            x=pointer(x), w=pointer(w), bias=pointer(bias), out=pointer(found), rows=rows, **{"in": size},
+            out_features=out_features, x_row=x.stride(0), pairs=True,
+        )
+    )  # fmt: skip
+
+    expected = nn.functional.linear(x.bfloat16().double(), w.double(), None if bias is None else bias.double())
+    torch.testing.assert_close(found.double(), expected, atol=1e-3, rtol=1e-4)
 
 
 def test_nan_stays_nan(library: Library) -> None:

@@ -1,0 +1,188 @@
+// Attention over keys and values in bfloat16, where the CPU multiplies these in pairs. Scores and sums are float32.
+//
+// Keys are used as they are stored. Values are turned once for all rows of a task, so that each dimension's lie one
+// behind the other; and the weights of two keys become a pair.
+
+#pragma once
+
+#include "attention_parts.h"
+#include "pairs.h"
+
+#if defined(PAIRS)
+
+namespace {
+
+constexpr int PAIR_WIDE = 2;     // vectors of query rows in a full panel
+constexpr int PAIR_KEYS = 128;   // of a block
+
+// As `weigh` in floats: scores s [keys][N * 16] -> weights, as pairs of keys. Keys come in multiples of 32.
+template <int N>
+inline void weigh_pairs(float* s, int keys, int32_t key0, const int32_t* first, const int32_t* stop, bool masked,
+                        float softcap, float* peak, float* total, uint32_t* pairs, __m512* decay) {
+    if (masked || softcap != 0) {
+        vi low[N], high[N];
+        for (int n = 0; n < N; n++) low[n] = load(first + n * LANES), high[n] = load(stop + n * LANES);
+        for (int key = 0; key < keys; key++) {
+            vi position = (key0 + key) - vi{};
+            for (int n = 0; n < N; n++) {
+                float* at = s + (key * N + n) * LANES;
+                vf x = load(at);
+                if (softcap != 0) x = capped(x, softcap);
+                if (masked) x = ((position >= low[n]) & (position < high[n])) ? x : splat(-INF);
+                store(at, x);
+            }
+        }
+    }
+    __m512 top[N], shift[N], sum[N];
+    for (int n = 0; n < N; n++) {
+        const __m512 before = _mm512_loadu_ps(peak + n * LANES);
+        __m512 tops[4] = {before, before, before, before};
+        for (int key = 0; key < keys; key += 4)  // the second operand is taken where one is NaN, whose weight is NaN below
+            for (int i = 0; i < 4; i++) tops[i] = _mm512_max_ps(_mm512_loadu_ps(s + ((key + i) * N + n) * LANES), tops[i]);
+        top[n] = _mm512_max_ps(_mm512_max_ps(tops[0], tops[1]), _mm512_max_ps(tops[2], tops[3]));
+        const __mmask16 nothing = _mm512_cmp_ps_mask(top[n], _mm512_set1_ps(-INF), _CMP_EQ_OQ);
+        shift[n] = _mm512_mask_mov_ps(top[n], nothing, _mm512_setzero_ps());
+        decay[n] = (__m512)exp2((vf)_mm512_sub_ps(before, shift[n]));  // exactly 1 where nothing has changed
+        sum[n] = _mm512_setzero_ps();
+    }
+    for (int key = 0; key < keys; key += 2)
+        for (int n = 0; n < N; n++) {
+            const __m512 low = exp2_roughly(_mm512_sub_ps(_mm512_loadu_ps(s + (key * N + n) * LANES), shift[n]));
+            const __m512 high = exp2_roughly(_mm512_sub_ps(_mm512_loadu_ps(s + ((key + 1) * N + n) * LANES), shift[n]));
+            sum[n] = _mm512_add_ps(sum[n], _mm512_add_ps(low, high));
+            _mm512_storeu_si512(pairs + (key / 2 * N + n) * LANES, paired(low, high));
+        }
+    for (int n = 0; n < N; n++) {
+        const __m512 so_far = _mm512_loadu_ps(total + n * LANES);
+        _mm512_storeu_ps(total + n * LANES, _mm512_fmadd_ps(so_far, decay[n], sum[n]));
+        _mm512_storeu_ps(peak + n * LANES, top[n]);
+    }
+}
+
+// [keys][v_dim] -> [v_dim / 16][PAIR_KEYS / 32][16 dimensions][32 keys], zeros behind the last key.
+inline void turn_values(const bf16* v, i64 stride, int keys, int v_dim, bf16* to) {
+    for (int key = 0; key < (keys + 31) / 32 * 32; key += 32)
+        for (int d = 0; d < v_dim; d += 16) {
+            __m512i pairs[16];
+            for (int i = 0; i < 16; i++) {
+                const int even = key + 2 * i, odd = even + 1;
+                __m256i low = _mm256_setzero_si256(), high = low;
+                if (even < keys) low = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(v + even * stride + d));
+                if (odd < keys) high = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(v + odd * stride + d));
+                pairs[i] = _mm512_or_si512(_mm512_cvtepu16_epi32(low),
+                                           _mm512_slli_epi32(_mm512_cvtepu16_epi32(high), 16));
+            }
+            transpose(pairs);
+            bf16* tile = to + d * PAIR_KEYS + key * 16;
+            for (int i = 0; i < 16; i++) _mm512_storeu_si512(tile + i * 32, pairs[i]);
+        }
+}
+
+struct PairBlock {
+    const bf16* k;
+    i64 k_stride;
+    const bf16* v;  // turned
+    i64 begin;
+};
+
+template <int N>
+void attend_pair_block(const Tiles& tiles, const Panel& panel, const PairBlock& block, i64 begin, i64 end, int dim,
+                       int v_dim, float softcap, const uint32_t* q, const int32_t* first, const int32_t* stop, float* s,
+                       uint32_t* pairs, const Found& found) {
+    const int keys = int(end - begin);
+    const bf16* k = block.k + (begin - block.begin) * block.k_stride;
+    multiply_pairs<N>(tiles, Side(k, block.k_stride), keys, q, dim, s, false);
+    __m512 decay[N];
+    const bool masked = begin < panel.full_low || end > panel.full_high;
+    weigh_pairs<N>(s, keys, int32_t(begin), first + panel.row, stop + panel.row, masked, softcap,
+                   found.peak + panel.row, found.total + panel.row, pairs, decay);
+    float* out = found.out + panel.row * found.out_dim;
+    bool changed = false;
+    for (int n = 0; n < N; n++)
+        changed |= _mm512_cmp_ps_mask(decay[n], _mm512_set1_ps(1.0f), _CMP_NEQ_UQ) != 0;
+    if (changed)
+        for (int d = 0; d < v_dim; d++)
+            for (int n = 0; n < N; n++) {
+                float* at = out + (d * N + n) * LANES;
+                _mm512_storeu_ps(at, _mm512_mul_ps(_mm512_loadu_ps(at), decay[n]));
+            }
+    const Side v(block.v + (begin - block.begin) * 16, 32, 32 * 16, PAIR_KEYS * 16);
+    multiply_pairs<N>(tiles, v, v_dim, pairs, keys, out, true);
+}
+
+inline bool takes_pairs(const Keys& keys) { return keys.dim % PAIR_DEPTH == 0 && keys.v_dim % PAIR_ROWS == 0; }
+
+inline Found attend_pairs(const Rows& rows, const Keys& keys, const Softmax& softmax) {
+    const float scale = score_scale(softmax);
+    thread_local std::vector<Panel> panels;
+    const i64 padded = make_panels(rows.count, PAIR_WIDE, panels);
+    const i64 q_size = padded * keys.dim / 2, out_size = padded * keys.v_dim, v_size = PAIR_KEYS * keys.v_dim / 2;
+    const i64 k_size = PAIR_KEYS * keys.dim / 2, s_size = PAIR_KEYS * PAIR_WIDE * LANES;
+    attention_scratch.reserve(size_t(q_size + out_size + v_size + k_size + s_size + s_size / 2 + 4 * padded) * 4);
+    float* out = reinterpret_cast<float*>(attention_scratch.memory);
+    float* s = out + out_size;
+    uint32_t* pairs = reinterpret_cast<uint32_t*>(s + s_size);
+    uint32_t* q = pairs + s_size / 2;
+    bf16* v_turned = reinterpret_cast<bf16*>(q + q_size);
+    bf16* k_copy = v_turned + 2 * v_size;
+    float* peak = reinterpret_cast<float*>(k_copy + 2 * k_size);
+    float* total = peak + padded;
+    int32_t* first = reinterpret_cast<int32_t*>(total + padded);
+    int32_t* stop = first + padded;
+    const Range all = see(rows, keys, panels, first, stop, peak, total);
+    std::memset(out, 0, size_t(out_size) * 4);
+
+    for (const Panel& panel : panels)
+        for (int n = 0; n < panel.width; n++) {
+            auto at = [&](i64 lane) -> i64 {
+                const i64 row = panel.row + n * LANES + lane;
+                if (row >= rows.count) return -1;
+                const i64 number = rows.first_row + row;
+                return number / rows.group * rows.token_stride + number % rows.group * rows.member_stride;
+            };
+            uint32_t* to = q + panel.row * keys.dim / 2 + n * LANES;
+            const i64 lanes = panel.width * LANES;
+            if (rows.q_is_bf16)
+                pack_pairs<bf16>([&](int i) { return at(i) < 0 ? nullptr : static_cast<const bf16*>(rows.q) + at(i); },
+                                 keys.dim, scale, lanes, to);
+            else
+                pack_pairs<float>([&](int i) { return at(i) < 0 ? nullptr : static_cast<const float*>(rows.q) + at(i); },
+                                  keys.dim, scale, lanes, to);
+        }
+
+    const Tiles tiles;
+    const Found found = {&panels, out, peak, total, keys.v_dim};
+    const bf16* k = static_cast<const bf16*>(keys.k);
+    const bf16* v = static_cast<const bf16*>(keys.v);
+    for (i64 from = all.low; from < all.high; from += PAIR_KEYS) {
+        const i64 to = from + PAIR_KEYS < all.high ? from + PAIR_KEYS : all.high;
+        const int count = int(to - from), whole = (count + 31) / 32 * 32;
+        PairBlock block = {k + from * keys.k_stride, keys.k_stride, v_turned, from};
+        if (whole > count) {  // what lies behind the last key may be no number, or not ours
+            for (int key = 0; key < whole; key++) {
+                bf16* copy = k_copy + i64(key) * keys.dim;
+                if (key < count)
+                    std::memcpy(copy, block.k + key * keys.k_stride, size_t(keys.dim) * 2);
+                else
+                    std::memset(copy, 0, size_t(keys.dim) * 2);
+            }
+            block.k = k_copy;
+            block.k_stride = keys.dim;
+        }
+        turn_values(v + from * keys.v_stride, keys.v_stride, count, keys.v_dim, v_turned);
+        for (const Panel& panel : panels) {
+            if (panel.high <= from || panel.low >= to) continue;
+            i64 low = panel.low > from ? panel.low - from : 0, high = panel.high < to ? panel.high - from : count;
+            low = from + low / 32 * 32;
+            high = from + (high + 31) / 32 * 32;
+            auto run = panel.width == 2 ? attend_pair_block<2> : attend_pair_block<1>;
+            run(tiles, panel, block, low, high, keys.dim, keys.v_dim, softmax.softcap, q + panel.row * keys.dim / 2,
+                first, stop, s, pairs, found);
+        }
+    }
+    return found;
+}
+
+}  // namespace
+
+#endif
