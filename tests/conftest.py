@@ -18,6 +18,7 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         if name.startswith("PLATEMAKER_") and name not in KEPT_VARIABLES:
             monkeypatch.delenv(name)
     monkeypatch.setenv("PLATEMAKER_DATA_DIR", str(tmp_path / "platemaker"))
+    monkeypatch.setenv("PLATEMAKER_DTYPE", "float32")  # on every CPU, since only float32 promises equal texts
 
 
 @pytest.fixture(scope="session")

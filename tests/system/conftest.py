@@ -3,6 +3,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -15,6 +16,7 @@ from sqlalchemy import create_engine, text
 
 from kernels.settings import user_cache_dir
 from pipeline.local_servers import Postgres, SeaweedFS, Valkey
+from tests.system.warm import Warm, WarmProcess
 
 PLATEMAKER = Path(sys.executable).with_name("platemaker")
 SAMPLES = Path(__file__).resolve().parents[2] / "pipeline" / "samples"
@@ -22,20 +24,29 @@ MODEL = Path(os.environ.get("PLATEMAKER_TEST_MODEL", user_cache_dir() / "models"
 BROKER_DATABASES = itertools.count(1)  # a server has sixteen; each test takes a fresh one
 
 
+Process = subprocess.Popen[bytes] | WarmProcess
+
+
 @dataclass
 class Installation:
-    """Platemaker as a person has it: its settings in the environment, its commands as processes."""
+    """Platemaker as a person has it: its settings in the environment, its commands as processes.
+
+    With `warm` these are forked from a process that has imported what they import, see `Warm`.
+    """
 
     environment: dict[str, str]
     folder: Path
-    processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    warm: Warm | None = None
+    processes: list[Process] = field(default_factory=list)
 
     def command(
         self, *arguments: object, timeout_s: float = 180, under: Sequence[str] = ()
     ) -> subprocess.CompletedProcess[str]:
+        if self.warm is not None and not under:
+            return self._warm_command(self.warm, arguments, timeout_s)
         return subprocess.run(
             [*under, PLATEMAKER, *map(str, arguments)],
-            env={**os.environ, **self.environment},
+            env=self._whole_environment,
             cwd=self.folder,
             capture_output=True,
             text=True,
@@ -43,23 +54,48 @@ class Installation:
             check=False,
         )
 
+    def _warm_command(
+        self, warm: Warm, arguments: Sequence[object], timeout_s: float
+    ) -> subprocess.CompletedProcess[str]:
+        with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+            process = warm.start(arguments, self._whole_environment, self.folder, out.fileno(), err.fileno())
+            try:
+                code = process.wait(timeout_s)
+            except BaseException:
+                process.kill()
+                process.wait()
+                raise
+            said = []
+            for file in (out, err):
+                file.seek(0)
+                said.append(file.read().decode())
+        return subprocess.CompletedProcess(process.args, code, *said)
+
+    @property
+    def _whole_environment(self) -> dict[str, str]:
+        return {**os.environ, **self.environment}
+
     def json(self, *arguments: object) -> Any:
         done = self.command(*arguments)
         assert done.stdout, done.stderr
         return json.loads(done.stdout.splitlines()[-1])
 
-    def start(self, *arguments: str) -> subprocess.Popen[bytes]:
+    def start(self, *arguments: str) -> Process:
         """A process that goes on; its output lies in a file beside it."""
         log = (self.folder / f"{arguments[0]}-{len(self.processes)}.log").open("wb")
+        process: Process
         with log:
-            process = subprocess.Popen(
-                [PLATEMAKER, *arguments],
-                env={**os.environ, **self.environment},
-                cwd=self.folder,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-            )
+            if self.warm is not None:
+                process = self.warm.start(arguments, self._whole_environment, self.folder, log.fileno(), log.fileno())
+            else:
+                process = subprocess.Popen(
+                    [PLATEMAKER, *arguments],
+                    env=self._whole_environment,
+                    cwd=self.folder,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                )
         self.processes.append(process)
         return process
 
@@ -107,9 +143,16 @@ def laptop(tmp_path: Path, tiny_model: Path) -> Iterator[Installation]:
     installation.stop_all()
 
 
+@pytest.fixture(scope="session")
+def warm() -> Iterator[Warm]:
+    process = Warm()
+    yield process
+    process.close()
+
+
 @pytest.fixture
 def cluster(
-    tmp_path: Path, valkey_server: Valkey, s3_server: SeaweedFS, postgres_server: Postgres
+    tmp_path: Path, valkey_server: Valkey, s3_server: SeaweedFS, postgres_server: Postgres, warm: Warm
 ) -> Iterator[Installation]:
     """Broker, object store and database as real servers, each empty for this test; no worker yet."""
     name = f"t{uuid.uuid4().hex[:12]}"
@@ -126,6 +169,7 @@ def cluster(
             "PLATEMAKER_UPKEEP_S": "1",
         },
         tmp_path,
+        warm,
     )
     done = installation.command("db", "upgrade")
     assert done.returncode == 0, done.stderr

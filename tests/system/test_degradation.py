@@ -2,7 +2,6 @@
 
 import re
 import signal
-import subprocess
 import urllib.request
 from collections.abc import Iterator
 from contextlib import closing
@@ -18,7 +17,7 @@ from storage.database import Database, utc_now
 from storage.schema import JobRow
 from storage.settings import StorageSettings
 from tests.storage.faulty import Fault, Faulty, faulty
-from tests.system.conftest import Installation
+from tests.system.conftest import Installation, Process
 
 
 @pytest.fixture
@@ -41,7 +40,7 @@ def crew(cluster: Installation, tiny_model: Path) -> Installation:
     return cluster
 
 
-def start(crew: Installation, pool: str) -> subprocess.Popen[bytes]:
+def start(crew: Installation, pool: str) -> Process:
     """Returns when the worker takes messages."""
     log = crew.folder / f"worker-{len(crew.processes)}.log"
     worker = crew.start("worker", pool)
