@@ -74,9 +74,8 @@ class NativeDecoder:
             _demand(all(size % PAIR_DEPTH == 0 for size in deep), "the size")
             _demand(self.head.weight.shape[0] % PAIR_ROWS == 0, "the size of the vocabulary")
             _demand(self.head.bias is None and type(self.head) is nn.Linear, "the head")
-            for module in (self.head, *(each for layer in layers for each in layer.modules())):
-                if isinstance(module, nn.Linear):
-                    _align(module.weight)
+            for parameter in hf.parameters():  # all, so that nothing of the file stays mapped
+                _align(parameter)
         self.weights = (DecoderLayer * len(layers))(*map(self._weights, layers))
         self.layers = [(layer.self_attn.layer_idx, float(layer.self_attn.scaling)) for layer in layers]
 
