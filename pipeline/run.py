@@ -30,6 +30,7 @@ from storage.objects import check_store
 from storage.settings import StorageSettings
 from tasks.app import PlatemakerApp, configure
 from tasks.settings import TaskSettings
+from tasks.traces import tracing
 from tasks.upkeep import kick_waiting
 from tasks.worker import embedded
 from tasks.workplace import Workplace
@@ -48,7 +49,7 @@ def working(
     with stage(console, f"Preparing the model {kernel.model_name}"):
         _ = place.engine.identity
     app = configure(task)
-    with embedded(app, place):
+    with tracing(task), embedded(app, place):
         yield app, place
 
 

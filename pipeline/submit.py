@@ -13,13 +13,14 @@ from pipeline.settings import PipelineSettings
 from pipeline.splitting import Splitter
 from storage.database import Database, utc_now
 from storage.documents import put_text
-from storage.jobs import ANY_TIME, JobTimes, NewQuestion, NewSource, create_job
+from storage.jobs import ANY_TIME, JobTimes, NewQuestion, NewSource, create_job, new_job_id
 from storage.limits import NO_LIMITS, Limits
 from storage.objects import ObjectStore, open_bucket
 from storage.queue_bound import refuse_if_full
 from storage.settings import StorageSettings
 from storage.tiers import Tier
 from storage.ways import Mode
+from tasks.traces import Span, send, send_root
 
 
 @dataclass(frozen=True)
@@ -87,8 +88,10 @@ def submit(
         KeyTaken: `client_key` was used for other content.
         QueueFull: the limits leave no room for so many items.
     """
+    whole = Span("submit")
     with database.reading() as session:
         refuse_if_full(session, settings.tenant, limits, client_key=client_key)
+    reading_files = Span("read documents")
     sources: list[NewSource] = []
     notes: list[str] = []
     outcomes = read_documents(files, limits=settings.parse_limits, workers=settings.parse_workers, options=reading)
@@ -115,6 +118,8 @@ def submit(
         else:
             sources.append(NewSource(name=name, error_code=outcome.code, error=str(outcome)))
         on_read(index)
+    reading_files.end()
+    new_id = new_job_id()
     with database.writing() as session:
         job_id = create_job(
             session,
@@ -131,8 +136,9 @@ def submit(
             reuse_answers=reuse_answers,
             only_prefill=only_prefill,
             mode=mode,
+            job_id=new_id,
         )
-    return Submission(
+    made = Submission(
         job_id=job_id,
         sources=len(sources),
         documents=len({source.document_id for source in sources if source.document_id}),
@@ -142,6 +148,14 @@ def submit(
         sections=len({section.document_id for source in sources for section in source.sections}),
         notes=tuple(notes),
     )
+    reading_files.note(files=made.sources, unreadable=made.unreadable, documents=made.documents, sections=made.sections)
+    whole.note(documents=made.documents, questions=made.questions, tier=tier, repeated=job_id != new_id)
+    if job_id == new_id:
+        send_root(whole, job_id)
+    else:  # submitted before, under the same key
+        send(whole, job_id)
+    send(reading_files, job_id)
+    return made
 
 
 def _pages_note(pages: tuple[int, ...]) -> list[str]:

@@ -20,13 +20,15 @@ from storage.ways import Way, Why
 
 @dataclass(frozen=True)
 class OpenItem:
-    """What a worker needs to know of an item. `attempts`: how often a worker has died on it."""
+    """What a worker needs to know of an item. `attempts`: how often a worker has died on it; `since`: from when on its
+    job could be worked on."""
 
     item_id: int
     job_id: str
     question: str
     params: dict[str, Any]
     attempts: int
+    since: datetime
 
 
 @dataclass(frozen=True)
@@ -113,7 +115,15 @@ def _open_items(
     only_fast: bool = False,
 ) -> list[OpenItem]:
     query = (
-        select(ItemRow.item_id, ItemRow.job_id, ItemRow.attempts, QuestionRow.text, QuestionRow.params)
+        select(
+            ItemRow.item_id,
+            ItemRow.job_id,
+            ItemRow.attempts,
+            QuestionRow.text,
+            QuestionRow.params,
+            JobRow.created_at,
+            JobRow.not_before,
+        )
         .join(JobRow, JobRow.job_id == ItemRow.job_id)
         .join(
             QuestionRow,
@@ -135,7 +145,17 @@ def _open_items(
     if limit is not None:
         query = query.limit(limit).with_for_update(of=ItemRow, skip_locked=True)
     rows = session.execute(query).all()
-    return [OpenItem(row.item_id, row.job_id, row.text, asked_params(row.params), row.attempts) for row in rows]
+    return [
+        OpenItem(
+            row.item_id,
+            row.job_id,
+            row.text,
+            asked_params(row.params),
+            row.attempts,
+            since=max(row.created_at, row.not_before or row.created_at),
+        )
+        for row in rows
+    ]
 
 
 def answer_items(session: Session, answers: dict[int, NewAnswer], *, owner: str, now: datetime) -> set[int]:

@@ -78,6 +78,10 @@ class JobTimes:
 ANY_TIME = JobTimes()
 
 
+def new_job_id() -> str:
+    return "".join(secrets.choice(ID_LETTERS) for _ in range(12))
+
+
 def create_job(
     session: Session,
     *,
@@ -94,18 +98,19 @@ def create_job(
     reuse_answers: bool = False,
     only_prefill: bool = False,
     mode: Mode | None = None,
+    job_id: str | None = None,
 ) -> str:
     """Writes job, sources, questions, items and units, and returns the job's id. The caller commits; nothing of the job
     exists before that. Under a key that was used for the same content, the job of then is returned.
 
     With `only_prefill`, each document is read and kept as a snapshot, for the questions to come. `mode` None: as the
-    workers' settings say.
+    workers' settings say. `job_id`: one of `new_job_id`, where it has to be known before.
 
     Raises:
         KeyTaken: the key was used for other content.
         QueueFull: so much is queued that the limits leave no room.
     """
-    job_id = "".join(secrets.choice(ID_LETTERS) for _ in range(12))
+    job_id = job_id or new_job_id()
     document_ids = list(dict.fromkeys(document_id for source in sources for document_id in source.read_chars))
     waiting = ItemState.HELD if times.not_before and times.not_before > now else ItemState.QUEUED
     asked = [(READING, NewQuestion("", "", ""))] if only_prefill else list(enumerate(questions))

@@ -49,7 +49,7 @@ class FloorSettings(BaseSettings):
 
     tls_ca_file: Path | None = Field(
         default=None,
-        description="Certificates of your own authority, for broker, database and object store (path, PEM). "
+        description="Certificates of your own authority, for broker, database, object store and traces (path, PEM). "
         "Default: those of the system.",
     )
 

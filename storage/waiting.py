@@ -1,12 +1,14 @@
 """What waits: for a document, for an answer; and what of a question changes its answer."""
 
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, Subquery, and_, exists, literal_column, not_, or_, select
+from sqlalchemy import ColumnElement, Subquery, and_, case, exists, literal_column, not_, or_, select
+from sqlalchemy.orm import Session
 
 from storage.endings import is_over
 from storage.schema import READING, SPEC_PARAM, ItemRow, ItemState, JobRow, ReadingRow
+from storage.tiers import Tier
 
 ITEMS_PER_DOCUMENT = 50  # as a rule; with more, the others of these documents are found by the next look
 
@@ -20,6 +22,29 @@ def waits_for(tenant: str, document_id: str, model: str, now: datetime) -> Colum
         JobRow.model == model,
         not_(is_over(now)),
     )
+
+
+class WaitingJob(NamedTuple):
+    """`since`: from when on it could be worked on."""
+
+    job_id: str
+    since: datetime
+
+
+def waiting_jobs(
+    session: Session, *, tenant: str, document_id: str, model: str, now: datetime, most: int
+) -> list[WaitingJob]:
+    """The jobs that wait for this document and this model, fast ones first, then the oldest."""
+    queued = select(ItemRow.job_id).where(
+        ItemRow.tenant == tenant, ItemRow.document_id == document_id, ItemRow.state == ItemState.QUEUED
+    )
+    rows = session.execute(
+        select(JobRow.job_id, JobRow.created_at, JobRow.not_before)
+        .where(JobRow.job_id.in_(queued), JobRow.model == model, not_(is_over(now)))
+        .order_by(case((JobRow.tier == Tier.FAST, 0), else_=1), JobRow.created_at, JobRow.job_id)
+        .limit(most)
+    )
+    return [WaitingJob(row.job_id, max(row.created_at, row.not_before or row.created_at)) for row in rows]
 
 
 def queued_window(*conditions: ColumnElement[bool], order: tuple[Any, ...], documents: int) -> Subquery:

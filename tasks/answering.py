@@ -1,6 +1,7 @@
 """One run of the decode task: claims, requests and commits of all the documents that it answers side by side."""
 
 import logging
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, field, replace
@@ -42,6 +43,7 @@ from tasks.progress import send_progress
 from tasks.quoting import Answered, Quoting
 from tasks.room import refuse_waiting
 from tasks.turns import Turns
+from tasks.work_spans import AnswerSpans, of_waiting
 from tasks.workplace import Workplace
 
 logger = logging.getLogger(__name__)
@@ -76,6 +78,7 @@ class _Open:
     unit: Unit
     prefix: LoadedPrefix
     choice: Choice
+    spans: AnswerSpans
     leave: ExitStack
     waited: set[int] = field(default_factory=set)
     items: set[int] = field(default_factory=set)
@@ -282,7 +285,8 @@ class Answering:
             self._fitting_batch = min(self._fitting_batch, prefix.max_batch)
             self._decoder.max_batch = min(self._decoder.max_batch, self._fitting_batch)
             choice = self._split_choice(row) if self._alone is None else self._alone.choice
-            self._open.append(_Open(row, unit, prefix, choice, stack.pop_all(), used_s=prefix.read_s))
+            spans = AnswerSpans(prefix, choice)
+            self._open.append(_Open(row, unit, prefix, choice, spans, stack.pop_all(), used_s=prefix.read_s))
         return self._open[-1]
 
     def _split_choice(self, row: SnapshotRow) -> Choice:
@@ -318,6 +322,7 @@ class Answering:
         self.num_claimed += len(items)
         if items:
             note_batch(len(items))
+            opened.spans.begin(items)
             send_progress(batch=len(items))
         return items
 
@@ -330,6 +335,7 @@ class Answering:
 
         self.place.database.retrying(release)
         opened.items -= item_ids
+        opened.spans.release(item_ids)
 
     def _is_cancelled(self, item_id: int) -> bool:
         self.place.leave_if_stopping()
@@ -354,6 +360,7 @@ class Answering:
             output_tokens=len(answered.result.token_ids),
         )
         opened.items.remove(result.key)
+        opened.spans.end(result.key, answered.result)
         self._close_if_done(opened)
 
     def _commit(self, opened: _Open, answered: Answered) -> None:
@@ -406,6 +413,7 @@ class Answering:
 
         self.place.database.retrying(fail)
         opened.items.remove(item_id)
+        opened.spans.release({item_id})
 
     def _close_if_done(self, opened: _Open) -> None:
         if not opened.has_more and not opened.items:
@@ -417,6 +425,7 @@ class Answering:
 
     def _leave(self, opened: _Open) -> None:
         """Its unit stays held."""
+        opened.spans.close(sys.exception())
         self._open.remove(opened)
         opened.leave.close()
 
@@ -445,6 +454,9 @@ class Answering:
 
     def _quarantine(self, unit: Unit, row: SnapshotRow, exc: Exception) -> None:
         logger.warning("snapshot is damaged", extra={"snapshot_id": row.snapshot_id, "reason": type(exc).__name__})
+        with of_waiting(self.place, "load", DocumentKey(row.tenant, row.document_id)) as span:
+            span.note(snapshot_id=row.snapshot_id)
+            span.fail(exc)
         with self.place.database.writing() as session:
             quarantine(session, row.snapshot_id, str(exc))
         self._lose(unit, row)

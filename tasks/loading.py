@@ -43,6 +43,7 @@ class LoadedPrefix:
     load_s: float = 0.0
     load_bytes: int = 0
     read_s: float = 0.0  # until it was there, where it was read just for this
+    began_ns: int = field(default_factory=time.time_ns)
     is_charged: bool = False  # the load was noted with an answer; see docs/cost.md
     _loading: threading.Thread | None = None
     _errors: list[BaseException] = field(default_factory=list)

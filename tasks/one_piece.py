@@ -27,6 +27,7 @@ from tasks.residents import unstored_key
 from tasks.room import fitting_batch, require_room_to_read
 from tasks.turns import Turns
 from tasks.way import choose_ways
+from tasks.work_spans import note_read, of_waiting
 from tasks.workplace import Workplace
 
 logger = logging.getLogger(__name__)
@@ -85,7 +86,7 @@ def answer_here(place: Workplace, turns: Turns, unit: Unit, choice: Choice) -> b
         if choice.way == Way.FALLBACK:
             FALLBACKS.labels(choice.why).inc()
         try:
-            answer_from(place, turns, unit, begun.row, Alone(choice, ReadHere(ids, begun.claim)))
+            answer_from(place, turns, unit, begun.row, Alone(choice, ReadHere(ids, begun.claim, choice)))
         finally:
             release_reading(place, begun.claim)
     return True
@@ -108,6 +109,7 @@ class ReadHere:
 
     ids: list[int]
     claim: WriteClaim | None
+    choice: Choice
 
     @contextmanager
     def __call__(self, place: Workplace, row: SnapshotRow, owner: str) -> Iterator[LoadedPrefix]:
@@ -148,8 +150,12 @@ class ReadHere:
             go_on(place, row, self.claim, stop, is_last=stop == num_tokens)
 
         send_progress(document_id=row.document_id, tokens=num_tokens, snapshot="in one piece")
-        with reading(place, row, self.claim):
+        key = DocumentKey(row.tenant, row.document_id)
+        with reading(place, row, self.claim), of_waiting(place, "prefill", key) as span:
+            span.note(way=self.choice.way, why=self.choice.why, tokens=num_tokens)
             require_room_to_read(place, num_tokens)
             kv = engine.model.new_kv(num_tokens, make_room=place.residents.make_room)
-            return prefill(engine.model, self.ids, stops=engine.chunk_stops(num_tokens), kv=kv, on_chunk=between)
+            done = prefill(engine.model, self.ids, stops=engine.chunk_stops(num_tokens), kv=kv, on_chunk=between)
+            note_read(span, done)
+            return done
         raise ReadingEnded(row.document_id)

@@ -22,10 +22,13 @@ from storage.shared_breaker import PREFILL, note_failure, note_success
 from storage.snapshots import WriteClaim, is_writer, publish, put_manifest
 from storage.tiers import Stage
 from storage.units import add_units, asked_tier
+from storage.ways import DocumentKey, Way
 from tasks.chain import ChunkChain
 from tasks.metrics import FALLBACKS, note_prefill
 from tasks.reading import begin_reading, fitting_prefix, go_on, note_found, note_ready, reading
 from tasks.room import require_room_to_read
+from tasks.traces import Span
+from tasks.work_spans import note_read, of_waiting
 from tasks.workplace import Workplace
 
 logger = logging.getLogger(__name__)
@@ -59,23 +62,33 @@ def snapshot_of(
     """The id of the ready snapshot of these prefix tokens, computed where it is not there; None as above. `for_jobs`:
     computing stops once no job waits for it."""
     fingerprint = place.engine.fingerprint(tenant, document_id, ids)
+    key = DocumentKey(tenant, document_id)
     owner = place.new_owner()
     with place.heartbeat.holding(owner):
         begun = begin_reading(place, fingerprint, ids, owner=owner, for_jobs=for_jobs)
         if begun is None:
             return None
         if begun.claim is None:
-            note_found(place, begun.row)
+            with of_waiting(place, "prefill", key) as span:
+                span.note(way=Way.SPLIT, snapshot="found", tokens_computed=0, tokens_reused=len(ids))
+                note_found(place, begun.row)
             with place.database.writing() as session:
                 _ask_for_answers(session, begun.row, place.engine.name, utc_now())
             return begun.row.snapshot_id
-        with reading(place, begun.row, begun.claim):
-            return _write(place, begun.row, begun.claim, ids, fingerprint, for_jobs)
+        with reading(place, begun.row, begun.claim), of_waiting(place, "prefill", key) as span:
+            span.note(way=Way.SPLIT, snapshot="computed", snapshot_id=begun.row.snapshot_id, tokens=len(ids))
+            return _write(place, begun.row, begun.claim, ids, fingerprint, for_jobs, span)
     return None
 
 
 def _write(
-    place: Workplace, row: SnapshotRow, claim: WriteClaim, ids: list[int], fingerprint: Fingerprint, for_jobs: bool
+    place: Workplace,
+    row: SnapshotRow,
+    claim: WriteClaim,
+    ids: list[int],
+    fingerprint: Fingerprint,
+    for_jobs: bool,
+    span: Span,
 ) -> int | None:
     """A lossy codec's stored chunks are read again only for their answers, never to compute on behind them: what is
     measured against is then exact, and so is what is stored where the codec loses too much."""
@@ -96,12 +109,12 @@ def _write(
         done = prefill(engine.model, ids, stops=chain.stops, kv=kv, on_chunk=store_chunk)
         chain.finish()
         if lossless:
-            return _publish(place, row, claim, done, chain, loss=None)
+            return _publish(place, row, claim, done, chain, span, loss=None)
         if kv.layout.has_state:
             chain.stored.set_state(len(ids), kv.state())
         loss = measure_loss(engine.model, ids, exact=kv, stored=chain.stored, first=(0, *chain.stops)[-2])
         if loss.logit_rel_error <= engine.settings.codec_max_error:
-            return _publish(place, row, claim, done, chain, loss=loss)
+            return _publish(place, row, claim, done, chain, span, loss=loss)
         FALLBACKS.labels("codec_error").inc()
         logger.warning("codec loses too much, storing exactly", extra={"codec": codec, "error": loss.logit_rel_error})
         exact = ChunkChain(place, fingerprint, ids, EXACT, stored=chain.stored)
@@ -109,11 +122,18 @@ def _write(
         for start, stop in pairwise((0, *exact.stops)):
             exact.store(pool, kv, start, stop)
         exact.finish()
-    return _publish(place, row, claim, done, exact, loss=None)
+    return _publish(place, row, claim, done, exact, span, loss=None)
 
 
 def _publish(
-    place: Workplace, row: SnapshotRow, claim: WriteClaim, done: Prefilled, chain: ChunkChain, *, loss: Loss | None
+    place: Workplace,
+    row: SnapshotRow,
+    claim: WriteClaim,
+    done: Prefilled,
+    chain: ChunkChain,
+    span: Span,
+    *,
+    loss: Loss | None,
 ) -> int | None:
     probe = done.probe if loss is None else loss.probe
     manifest = Manifest(
@@ -130,6 +150,8 @@ def _publish(
         if loss is None
         else CodecError(logit_rel_error=loss.logit_rel_error, top1_agreement=loss.top1_agreement),
     )
+    note_read(span, done)
+    span.note(codec=chain.codec, bytes=sum(chunk.size_bytes for chunk in manifest.chunks), bytes_put=chain.put_bytes)
     with place.database.reading() as session:
         if not is_writer(session, claim):  # frozen meanwhile: the manifest that is there is another's
             return None

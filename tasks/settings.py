@@ -1,5 +1,6 @@
 """Settings of the floor that distributes work (PLATEMAKER_* variables, or platemaker.toml)."""
 
+import re
 from typing import Self
 
 from pydantic import Field, SecretStr, field_validator, model_validator
@@ -7,6 +8,7 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 from storage.breaker import BreakerRule
 from storage.settings import FloorSettings
 from storage.ways import Mode
+from tasks.traces import are_installed
 
 
 class TaskSettings(FloorSettings):
@@ -76,6 +78,11 @@ class TaskSettings(FloorSettings):
     metrics_address: str = Field(
         "127.0.0.1", description="Address that they, and those of `platemaker exporter`, listen on (address)."
     )
+    traces_url: str | None = Field(
+        None,
+        description="Where traces go (URL of an OTLP/HTTP collector, such as http://127.0.0.1:4318/v1/traces). Needs "
+        "the extra `traces`. Default: there are none.",
+    )
     upkeep_s: float = Field(5.0, gt=0, description="How often each worker looks for lost work (seconds).")
 
     @property
@@ -87,6 +94,17 @@ class TaskSettings(FloorSettings):
     def _known_broker(cls, value: SecretStr | None) -> SecretStr | None:
         if value and not value.get_secret_value().startswith(("redis://", "rediss://")):
             raise ValueError("must begin with redis:// or rediss://")
+        return value
+
+    @field_validator("traces_url")
+    @classmethod
+    def _can_be_sent(cls, value: str | None) -> str | None:
+        if value is None:
+            return None
+        if not re.fullmatch(r"https?://[^/@?#\s]+/[^?#\s]+", value):
+            raise ValueError("must be like http://host:port/v1/traces, without keys")
+        if not are_installed():
+            raise ValueError("traces need OpenTelemetry. Run: pip install 'platemaker[traces]', or unset it")
         return value
 
     @model_validator(mode="after")

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from pipeline.commands.opening import kick, opened
+from pipeline.commands.opening import kick, opened, traced
 from pipeline.commands.options import JobId, Json
 from pipeline.exits import exit_code
 from storage.tiers import Tier
@@ -96,11 +96,17 @@ def answers(
     from pipeline.report.formats import Format
     from pipeline.report.rows import report_lines
     from pipeline.report.table import print_table
+    from storage.progress import job_status
+    from tasks.traces import span
 
-    with opened() as (database, store, settings):
+    with traced(), opened() as (database, store, settings):
         if answer_format == AnswerFormat.TABLE:
-            lines = list(report_lines(database, store, settings.tenant, job_id))
-            print_table(Console(), lines, most_rows=len(lines))
+            with database.reading() as session:
+                job_status(session, settings.tenant, job_id)
+            with span("report", job_id, format="table") as told:
+                lines = list(report_lines(database, store, settings.tenant, job_id))
+                print_table(Console(), lines, most_rows=len(lines))
+                told.note(rows=len(lines))
         else:
             stream_report(database, store, settings.tenant, job_id, Format(answer_format.value), sys.stdout)
 

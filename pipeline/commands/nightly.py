@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pipeline.commands.opening import kick, opened
+from pipeline.commands.opening import kick, opened, traced
 from pipeline.commands.options import Json, QuestionOptions, ReadingOptions, SplitLong, TierOption, taking, variables
 from pipeline.documents import Split
 from pipeline.exits import Exit
@@ -31,7 +31,7 @@ def _opened_nightly() -> "Iterator[Nightly]":
     from pipeline.nightly.runs import Nightly
     from storage.settings import StorageSettings
 
-    with opened() as (database, store, settings):
+    with traced(), opened() as (database, store, settings):
         yield Nightly(database, store, settings, StorageSettings())
 
 

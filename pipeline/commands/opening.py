@@ -34,6 +34,16 @@ def opened() -> "Iterator[tuple[Database, ObjectStore, PipelineSettings]]":
         database.close()
 
 
+@contextmanager
+def traced() -> Iterator[None]:
+    """A command that does something for a job, which its trace shows where PLATEMAKER_TRACES_URL is set."""
+    from tasks.settings import TaskSettings
+    from tasks.traces import tracing
+
+    with tracing(TaskSettings()):
+        yield
+
+
 def kick(database: "Database", *, first: str | None = None) -> None:
     """Sends what waits to the workers now, the documents of the job `first` before others, where there is a broker;
     without it they find the rows by themselves."""

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from pipeline.commands.opening import opened
+from pipeline.commands.opening import opened, traced
 from pipeline.commands.options import JobId, Json
 from pipeline.exits import Exit
 from pipeline.report.formats import Format
@@ -40,7 +40,7 @@ def report(
     if report_format and len(out) > 1:
         raise typer.BadParameter("--format goes with one file; for several, their endings say it.")
     formats = [report_format] if report_format else None
-    with opened() as (database, store, settings):
+    with traced(), opened() as (database, store, settings):
         if to_screen:
             assert report_format is not None
             stream_report(database, store, settings.tenant, job_id, report_format, sys.stdout)

@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 
 from pipeline.commands.estimate import tell_estimate
-from pipeline.commands.opening import kick, opened
+from pipeline.commands.opening import kick, opened, traced
 from pipeline.commands.options import (
     Files,
     JobOptions,
@@ -83,19 +83,20 @@ def hand_over(kernel: "KernelSettings", files: list[str], *, json_output: bool, 
     storage = StorageSettings()
     sources = named_sources(files, PipelineSettings(), storage)
     screen = Console(stderr=True)
-    with opened() as (database, store, settings), counting(screen, "Reading files", len(sources)) as tick:
-        made = submit(
-            database,
-            store,
-            settings=settings,
-            model=kernel.model_name,
-            files=sources,
-            limits=storage.limits,
-            on_read=tick,
-            **job,
-        )
-        kick(database, first=made.job_id)
-    _tell(made, json_output=json_output)
+    with traced():
+        with opened() as (database, store, settings), counting(screen, "Reading files", len(sources)) as tick:
+            made = submit(
+                database,
+                store,
+                settings=settings,
+                model=kernel.model_name,
+                files=sources,
+                limits=storage.limits,
+                on_read=tick,
+                **job,
+            )
+            kick(database, first=made.job_id)
+        _tell(made, json_output=json_output)
 
 
 def _tell(made: "Submission", *, json_output: bool) -> NoReturn:

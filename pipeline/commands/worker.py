@@ -29,6 +29,7 @@ def worker(
     from storage.objects import check_store
     from storage.settings import StorageSettings
     from tasks.app import configure
+    from tasks.traces import tracing
     from tasks.worker import serve
     from tasks.workplace import Workplace
 
@@ -39,5 +40,5 @@ def worker(
     check_store(place.store)
     _ = place.engine.model  # a worker whose model is wrong does not start
     nightly = Nightly(place.database, place.store, PipelineSettings(), storage)
-    with beating(nightly, every_s=task.upkeep_s):
+    with tracing(task, f"platemaker-{pool.value}"), beating(nightly, every_s=task.upkeep_s):
         serve(configure(task), place, log_level=log_level)

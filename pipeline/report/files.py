@@ -15,6 +15,7 @@ from storage.database import Database
 from storage.job_report import job_questions
 from storage.objects import ObjectStore
 from storage.progress import job_status
+from tasks.traces import span
 
 
 def write_reports(
@@ -39,7 +40,7 @@ def write_reports(
     """
     kinds = list(formats) if formats is not None else [format_of(path) for path in paths]
     heading, tally = _heading(database, tenant, job_id), Tally()
-    with ExitStack() as stack:
+    with span("report", job_id, files=len(paths)) as told, ExitStack() as stack:
         sinks = []
         for path, kind in zip(paths, kinds, strict=True):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -58,6 +59,7 @@ def write_reports(
             sink.finish(summary, tally)
         for path in paths:
             fresh_path(path).replace(path)
+        told.note(rows=summary.rows, answered=summary.answered)
     return summary
 
 
@@ -70,11 +72,13 @@ def stream_report(
         JobMissing: this tenant has no such job.
     """
     heading, tally = _heading(database, tenant, job_id), Tally()
-    with closing(text_sink(file, kind, heading)) as sink:
+    with span("report", job_id, format=kind) as told, closing(text_sink(file, kind, heading)) as sink:
         for found in lines_in_text(database, store, tenant, job_id):
             tally.add(found.line)
             sink.add(found)
-        sink.finish(summary_of(database, tenant, job_id, tally), tally)
+        summary = summary_of(database, tenant, job_id, tally)
+        sink.finish(summary, tally)
+        told.note(rows=summary.rows, answered=summary.answered)
 
 
 def _heading(database: Database, tenant: str, job_id: str) -> Heading:
