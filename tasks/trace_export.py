@@ -93,7 +93,7 @@ class _Ids(RandomIdGenerator, threading.local):
 
 
 class _Connection(requests.Session):  # type: ignore[misc] # requests is untyped
-    """Where nobody listens, the exporter tries again for seconds; at the end of a process it is told to give up."""
+    """Where nobody listens, the exporter tries again for seconds. At the end of a process it is told to give up."""
 
     def __init__(self) -> None:
         super().__init__()
