@@ -262,14 +262,12 @@ def test_questions_that_a_stopped_worker_gives_back_are_told_as_such(
     pools: Pools, collector: Collector, submit_texts: Submit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = submitted(pools, submit_texts, TEXT, max_new_tokens=64, ignore_eos=True, mode=Mode.SPLIT)
-    forward = type(pools.decode.engine.model).forward
 
-    def stopping(*arguments: Any, **named: Any) -> Any:
-        if app.workplace is pools.decode:
-            pools.decode._end_now()
-        return forward(*arguments, **named)
+    def stop(*_: Any) -> bool:
+        pools.decode._end_now()
+        return False
 
-    monkeypatch.setattr(type(pools.decode.engine.model), "forward", stopping)
+    monkeypatch.setattr(pools.decode.heartbeat, "is_cancelled", stop)  # asked before each step
     pools.work()
 
     answer = named(of_job(collector, job), "answer")
