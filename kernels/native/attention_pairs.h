@@ -19,20 +19,7 @@ constexpr int PAIR_KEYS = 128;   // of a block
 template <int N>
 inline void weigh_pairs(float* s, int keys, int32_t key0, const int32_t* first, const int32_t* stop, bool masked,
                         float softcap, float* peak, float* total, uint32_t* pairs, __m512* decay) {
-    if (masked || softcap != 0) {
-        vi low[N], high[N];
-        for (int n = 0; n < N; n++) low[n] = load(first + n * LANES), high[n] = load(stop + n * LANES);
-        for (int key = 0; key < keys; key++) {
-            vi position = (key0 + key) - vi{};
-            for (int n = 0; n < N; n++) {
-                float* at = s + (key * N + n) * LANES;
-                vf x = load(at);
-                if (softcap != 0) x = capped(x, softcap);
-                if (masked) x = ((position >= low[n]) & (position < high[n])) ? x : splat(-INF);
-                store(at, x);
-            }
-        }
-    }
+    if (masked || softcap != 0) cap_and_hide<N>(s, keys, key0, first, stop, masked, softcap);
     __m512 top[N], shift[N], sum[N];
     for (int n = 0; n < N; n++) {
         const __m512 before = _mm512_loadu_ps(peak + n * LANES);

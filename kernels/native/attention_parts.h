@@ -124,26 +124,31 @@ struct Found {
     i64 out_dim;
 };
 
+// Caps scores s [keys][N * LANES], and hides those of keys that their rows do not see.
+template <int N>
+inline void cap_and_hide(float* s, int keys, int32_t key0, const int32_t* first, const int32_t* stop, bool masked,
+                         float softcap) {
+    vi low[N], high[N];
+    for (int n = 0; n < N; n++) low[n] = load(first + n * LANES), high[n] = load(stop + n * LANES);
+    for (int key = 0; key < keys; key++) {
+        vi position = (key0 + key) - vi{};
+        for (int n = 0; n < N; n++) {
+            float* at = s + (i64(key) * N + n) * LANES;
+            vf x = load(at);
+            if (softcap != 0) x = capped(x, softcap);
+            if (masked) x = ((position >= low[n]) & (position < high[n])) ? x : splat(-INF);
+            store(at, x);
+        }
+    }
+}
+
 // Scores -> weights of one block, in place; `decay` is what the sums of the earlier blocks have to be multiplied by.
 template <int N>
 inline void weigh(float* s, int keys, int32_t key0, const int32_t* first, const int32_t* stop, bool masked,
                   float softcap, float* peak, float* total, vf* decay) {
     vf top[N], shift[N], sum[N];
     for (int n = 0; n < N; n++) top[n] = load(peak + n * LANES);
-    if (masked || softcap != 0) {
-        vi low[N], high[N];
-        for (int n = 0; n < N; n++) low[n] = load(first + n * LANES), high[n] = load(stop + n * LANES);
-        for (int key = 0; key < keys; key++) {
-            vi position = (key0 + key) - vi{};
-            for (int n = 0; n < N; n++) {
-                float* at = s + (i64(key) * N + n) * LANES;
-                vf x = load(at);
-                if (softcap != 0) x = capped(x, softcap);
-                if (masked) x = ((position >= low[n]) & (position < high[n])) ? x : splat(-INF);
-                store(at, x);
-            }
-        }
-    }
+    if (masked || softcap != 0) cap_and_hide<N>(s, keys, key0, first, stop, masked, softcap);
     for (int key = 0; key < keys; key++)
         for (int n = 0; n < N; n++) {
             vf x = load(s + (i64(key) * N + n) * LANES);
