@@ -15,7 +15,7 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,9 @@ class PromptParts:
     tail: str
 
 
+ASKED_KEPT = 1024  # questions
+
+
 class Prompter:
     """Tokenizer and template of one model. `plain`: without a chat template, questions are asked in plain text.
 
@@ -65,6 +68,7 @@ class Prompter:
         self.system_prompt = system_prompt
         self.parts = self._render_parts()
         self._frames: dict[tuple[str, ...], list[str]] = {}
+        self._asked = lru_cache(ASKED_KEPT)(self._question)
         self.stop_ids = self._stop_ids(folder)
 
     def prefix_ids(self, document: str) -> list[int]:
@@ -86,8 +90,11 @@ class Prompter:
         return Grammars(self.tokenizer, self.stop_ids)
 
     def question_ids(self, question: str) -> list[int]:
-        """Tokens of the question part; never empty."""
-        return self._plain(question) + self._literal(self.parts.tail)
+        """Tokens of the question part; never empty. A checklist asks the same of each document, so they are kept."""
+        return list(self._asked(question))
+
+    def _question(self, question: str) -> tuple[int, ...]:
+        return (*self._plain(question), *self._literal(self.parts.tail))
 
     def quote_ids(self, question: str, answer: str) -> list[int]:
         """Tokens of the question part that asks, behind question and answer, for the words of the document."""
