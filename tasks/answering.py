@@ -23,7 +23,7 @@ from storage.errors import ObjectMissing, SnapshotMissing, StoreUnusable
 from storage.items import (
     NewAnswer,
     OpenItem,
-    answer_item,
+    answer_items,
     cancel_item,
     claim_items,
     fail_item,
@@ -47,6 +47,7 @@ from tasks.work_spans import AnswerSpans, of_waiting
 from tasks.workplace import Workplace
 
 logger = logging.getLogger(__name__)
+NO_LOAD: tuple[float, int, str | None] = (0.0, 0, None)
 FEW_QUESTIONS = 8  # with more at once, guessing ahead in the document does not pay, and its text is not read for it
 
 
@@ -82,6 +83,7 @@ class _Open:
     leave: ExitStack
     waited: set[int] = field(default_factory=set)
     items: set[int] = field(default_factory=set)
+    finished: list[Answered] = field(default_factory=list)  # and not yet written
     claims: int = 0
     has_more: bool = True
     used_s: float = 0.0
@@ -151,7 +153,7 @@ class Answering:
         self._is_full = False
 
     def answer(self) -> None:
-        """Every answer is written as soon as it is there.
+        """Every answer is written as soon as it is there, before the next step.
 
         Raises:
             StorageError: the store or the database does not answer.
@@ -166,11 +168,14 @@ class Answering:
         while True:
             try:
                 self._quoting = Quoting(engine.prompter, self._requests())
-                for result in answer_all(new_decoder, self._quoting, self._is_cancelled, max_batch=self._max_batch):
+                requests = _AfterWriting(self._write, self._quoting)
+                for result in answer_all(new_decoder, requests, self._is_cancelled, max_batch=self._max_batch):
                     self._take(result)
+                self._write()
                 self.place.leave_if_draining()
                 return
             except (*DAMAGED, PromptChanged):
+                self._write()
                 if not self._set_aside_what_is_wrong():
                     raise
                 self.give_back()
@@ -338,6 +343,7 @@ class Answering:
         opened.spans.release(item_ids)
 
     def _is_cancelled(self, item_id: int) -> bool:
+        self._write()
         self.place.leave_if_stopping()
         return self.place.heartbeat.is_cancelled(self._holder(item_id).owner, item_id)
 
@@ -352,58 +358,71 @@ class Answering:
             return
         if result.key in opened.waited:
             answered = answered._replace(result=_later(answered.result, opened.prefix.read_s))
-        self._commit(opened, answered)
-        note_answer(
-            finish=answered.result.finish,
-            first_token_s=answered.result.first_token_s,
-            total_s=answered.result.total_s,
-            output_tokens=len(answered.result.token_ids),
-        )
-        opened.items.remove(result.key)
-        opened.spans.end(result.key, answered.result)
-        self._close_if_done(opened)
+        opened.finished.append(answered)
 
-    def _commit(self, opened: _Open, answered: Answered) -> None:
-        """Writes one finished answer; dropped in silence where the item has meanwhile passed to another worker."""
-        owner, prefix, (result, quote_prompt, quote) = opened.owner, opened.prefix, answered
-        load = (0.0, 0, None) if prefix.is_charged else (prefix.load_s, prefix.load_bytes, prefix.loaded_from)
-        logprobs = None if result.logprobs is None else _logprobs(self.place.engine.prompter, result.logprobs)
-
-        def commit(session: Session) -> bool:
-            now = utc_now()
-            if result.error is not None:
-                fail_item(session, result.key, owner=owner, code="decode_failed", error=str(result.error), now=now)
-            elif result.finish == "cancelled":
-                cancel_item(session, result.key, owner=owner, now=now)
-            else:
-                answer = NewAnswer(
-                    text=result.text,
+    def _write(self) -> None:
+        """Writes what has finished, all of a step and a document in one transaction; dropped in silence where an item
+        has meanwhile passed to another worker."""
+        for opened in [each for each in self._open if each.finished]:
+            finished, opened.finished = opened.finished, []
+            self._commit(opened, finished)
+            for result, _, _ in finished:
+                note_answer(
                     finish=result.finish,
-                    snapshot_id=opened.row.snapshot_id,
-                    cached_tokens=opened.prefix.kv.length,
-                    question_tokens=result.question_tokens,
-                    output_tokens=len(result.token_ids),
                     first_token_s=result.first_token_s,
                     total_s=result.total_s,
-                    worker=self.place.worker_name,
-                    logprobs=logprobs,
-                    quote_prompt=quote_prompt,
-                    quote=quote.text if quote else None,
-                    quote_start=quote.start if quote else None,
-                    quote_stop=quote.stop if quote else None,
-                    device_s=result.device_s,
-                    load_s=load[0],
-                    load_bytes=load[1],
-                    loaded_from=load[2],
-                    way=opened.choice.way,
-                    why=opened.choice.why,
+                    output_tokens=len(result.token_ids),
                 )
-                return answer_item(session, result.key, owner=owner, answer=answer, now=now)
-            return False
+                opened.items.remove(result.key)
+                opened.spans.end(result.key, result)
+            self._close_if_done(opened)
+
+    def _commit(self, opened: _Open, finished: list[Answered]) -> None:
+        prefix, owner = opened.prefix, opened.owner
+        load = NO_LOAD if prefix.is_charged else (prefix.load_s, prefix.load_bytes, prefix.loaded_from)
+        answers: dict[int, NewAnswer] = {}
+        for each in finished:
+            if each.result.error is None and each.result.finish != "cancelled":
+                answers[each.result.key] = self._new_answer(opened, each, NO_LOAD if answers else load)
+
+        def commit(session: Session) -> set[int]:
+            now = utc_now()
+            for result, _, _ in finished:
+                if result.error is not None:
+                    fail_item(session, result.key, owner=owner, code="decode_failed", error=str(result.error), now=now)
+                elif result.finish == "cancelled":
+                    cancel_item(session, result.key, owner=owner, now=now)
+            return answer_items(session, answers, owner=owner, now=now) if answers else set()
 
         if self.place.database.retrying(commit):
             prefix.is_charged = True
-        opened.used_s += result.device_s + load[0]
+        opened.used_s += sum(result.device_s for result, _, _ in finished) + load[0]
+
+    def _new_answer(self, opened: _Open, answered: Answered, load: tuple[float, int, str | None]) -> NewAnswer:
+        result, quote_prompt, quote = answered
+        logprobs = None if result.logprobs is None else _logprobs(self.place.engine.prompter, result.logprobs)
+        return NewAnswer(
+            text=result.text,
+            finish=result.finish,
+            snapshot_id=opened.row.snapshot_id,
+            cached_tokens=opened.prefix.kv.length,
+            question_tokens=result.question_tokens,
+            output_tokens=len(result.token_ids),
+            first_token_s=result.first_token_s,
+            total_s=result.total_s,
+            worker=self.place.worker_name,
+            logprobs=logprobs,
+            quote_prompt=quote_prompt,
+            quote=quote.text if quote else None,
+            quote_start=quote.start if quote else None,
+            quote_stop=quote.stop if quote else None,
+            device_s=result.device_s,
+            load_s=load[0],
+            load_bytes=load[1],
+            loaded_from=load[2],
+            way=opened.choice.way,
+            why=opened.choice.why,
+        )
 
     def _fail(self, opened: _Open, item_id: int, error: str) -> None:
         """Ends an item that cannot be asked."""
@@ -465,6 +484,17 @@ class Answering:
         """Its questions wait for another snapshot."""
         self.lost.append(row)
         self._let_go(unit, self._turns.drop)
+
+
+class _AfterWriting(Iterator[DecodeRequest]):
+    """Requests that are asked for once what a step has finished is written."""
+
+    def __init__(self, write: Callable[[], None], requests: Iterator[DecodeRequest]) -> None:
+        self._write, self._requests = write, requests
+
+    def __next__(self) -> DecodeRequest:
+        self._write()
+        return next(self._requests)
 
 
 def _later(result: DecodeResult, seconds: float) -> DecodeResult:

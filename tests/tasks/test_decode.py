@@ -1,10 +1,12 @@
 import threading
 import time
 from collections.abc import Callable, Iterable
+from itertools import pairwise
 from typing import Any
 
 import pytest
 from sqlalchemy import select, update
+from sqlalchemy.orm import Session
 from torch import Tensor
 
 from kernels.decode import Decoder
@@ -12,7 +14,7 @@ from kernels.model import Asked, LanguageModel
 from pipeline.submit import Submission
 from storage.database import utc_now
 from storage.endings import cancel_job
-from storage.items import recover_items
+from storage.items import NewAnswer, recover_items
 from storage.job_report import job_report
 from storage.manifest import chunk_object_key, manifest_object_key
 from storage.objects import ObjectStore
@@ -29,6 +31,7 @@ from storage.schema import (
     SnapshotState,
 )
 from storage.snapshots import get_snapshot
+from tasks import answering
 from tasks.decode import answer_waiting
 from tasks.errors import WrongModel
 from tasks.prefill import prepare_snapshot
@@ -93,6 +96,33 @@ def test_two_names_of_one_text_are_both_answered_from_one_prefill(place: Workpla
     ]
     assert [row.answer for row in report[:3]] == [row.answer for row in report[3:]]
     assert len(snapshots) == 1
+
+
+def test_what_ends_in_one_step_is_written_together_before_the_next(
+    place: Workplace, submit_texts: Submit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submitted = submit_texts(place, TEXT, questions=5)
+    row = prepared(place)
+    happened: list[int | str] = []
+    answer_items, ask_all = answering.answer_items, LanguageModel.ask_all
+
+    def writing(session: Session, answers: dict[int, NewAnswer], **how: Any) -> set[int]:
+        happened.append(len(answers))
+        return answer_items(session, answers, **how)
+
+    def stepping(self: LanguageModel, documents: Iterable[Asked], **how: bool) -> Tensor:
+        happened.append("step")
+        return ask_all(self, documents, **how)
+
+    monkeypatch.setattr(answering, "answer_items", writing)
+    monkeypatch.setattr(LanguageModel, "ask_all", stepping)
+
+    assert not answer_waiting(place, row)
+
+    written = [each for each in happened if each != "step"]
+    assert sum(map(int, written)) == len(answers_of(place, submitted.job_id)) == 5
+    assert len(written) < 5  # some end in the same step
+    assert all("step" in pair for pair in pairwise(happened))
 
 
 def flip(store: ObjectStore, key: str) -> None:
