@@ -24,12 +24,13 @@ inline void weigh_pairs(float* s, int keys, int32_t key0, const int32_t* first, 
     for (int n = 0; n < N; n++) {
         const __m512 before = _mm512_loadu_ps(peak + n * LANES);
         __m512 tops[4] = {before, before, before, before};
-        for (int key = 0; key < keys; key += 4)  // the second operand is taken where one is NaN, whose weight is NaN below
-            for (int i = 0; i < 4; i++) tops[i] = _mm512_max_ps(_mm512_loadu_ps(s + ((key + i) * N + n) * LANES), tops[i]);
+        for (int key = 0; key < keys; key += 4)  // where one is NaN the second is taken: its weight is NaN below
+            for (int i = 0; i < 4; i++)
+                tops[i] = _mm512_max_ps(_mm512_loadu_ps(s + ((key + i) * N + n) * LANES), tops[i]);
         top[n] = _mm512_max_ps(_mm512_max_ps(tops[0], tops[1]), _mm512_max_ps(tops[2], tops[3]));
         const __mmask16 nothing = _mm512_cmp_ps_mask(top[n], _mm512_set1_ps(-INF), _CMP_EQ_OQ);
         shift[n] = _mm512_mask_mov_ps(top[n], nothing, _mm512_setzero_ps());
-        decay[n] = (__m512)exp2((vf)_mm512_sub_ps(before, shift[n]));  // exactly 1 where nothing has changed
+        decay[n] = (__m512)exp2((vf)_mm512_sub_ps(before, shift[n]));  // exactly 1 where nothing changed
         sum[n] = _mm512_setzero_ps();
     }
     for (int key = 0; key < keys; key += 2)
@@ -129,12 +130,12 @@ inline Found attend_pairs(const Rows& rows, const Keys& keys, const Softmax& sof
             };
             uint32_t* to = q + panel.row * keys.dim / 2 + n * LANES;
             const i64 lanes = panel.width * LANES;
+            const bf16* narrow = static_cast<const bf16*>(rows.q);
+            const float* wide = static_cast<const float*>(rows.q);
             if (rows.q_is_bf16)
-                pack_pairs<bf16>([&](int i) { return at(i) < 0 ? nullptr : static_cast<const bf16*>(rows.q) + at(i); },
-                                 keys.dim, scale, lanes, to);
+                pack_pairs<bf16>([&](int i) { return at(i) < 0 ? nullptr : narrow + at(i); }, keys.dim, scale, lanes, to);
             else
-                pack_pairs<float>([&](int i) { return at(i) < 0 ? nullptr : static_cast<const float*>(rows.q) + at(i); },
-                                  keys.dim, scale, lanes, to);
+                pack_pairs<float>([&](int i) { return at(i) < 0 ? nullptr : wide + at(i); }, keys.dim, scale, lanes, to);
         }
 
     const Tiles tiles;

@@ -18,8 +18,8 @@ bool multiply_all(const float* x, i64 x_row, i64 rows, i64 in, const Linear* lay
 
 namespace {
 
-// Hands out strips of `step` rows of weights of all layers for one block of x after the other: work(layer, first row, the
-// row behind the last, block of x).
+// Hands out strips of `step` rows of weights of all layers, for one block of x after the other: work(layer, first row,
+// the row behind the last, block of x).
 template <typename F>
 bool for_each_strip(const Linear* layers, int count, i64 step, i64 blocks, int threads, Parallel parallel,
                     const F& work) {

@@ -102,7 +102,8 @@ inline bool multiply_packed(const Packed& x, const Linear* layers, int count, in
 
 // As good as a bfloat16 needs.
 inline __m512 silu_roughly(__m512 x) {
-    const __m512 grown = exp2_roughly(_mm512_min_ps(_mm512_set1_ps(126.0f), _mm512_mul_ps(x, _mm512_set1_ps(float(-LOG2E)))));
+    const __m512 exponent = _mm512_mul_ps(x, _mm512_set1_ps(float(-LOG2E)));
+    const __m512 grown = exp2_roughly(_mm512_min_ps(_mm512_set1_ps(126.0f), exponent));
     return _mm512_mul_ps(x, _mm512_rcp14_ps(_mm512_add_ps(_mm512_set1_ps(1.0f), grown)));
 }
 
@@ -126,7 +127,8 @@ bool gate_packed(const Packed& x, const Linear& gate, const Linear& up, const Pa
                     for (int j = 0; j < N; j++) {
                         __m512 made[2];
                         for (int k = 0; k < 2; k++) {
-                            __m512 g = _mm512_load_ps(sums[0][i + k] + j * 16), u = _mm512_load_ps(sums[1][i + k] + j * 16);
+                            __m512 g = _mm512_load_ps(sums[0][i + k] + j * 16);
+                            __m512 u = _mm512_load_ps(sums[1][i + k] + j * 16);
                             if (gate.bias) g = _mm512_add_ps(g, _mm512_set1_ps(gate.bias[n + i + k]));
                             if (up.bias) u = _mm512_add_ps(u, _mm512_set1_ps(up.bias[n + i + k]));
                             made[k] = _mm512_mul_ps(silu_roughly(g), u);
