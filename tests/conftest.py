@@ -9,7 +9,9 @@ from pipeline.local_servers import Postgres, SeaweedFS, Valkey, postgres, seawee
 
 os.environ.setdefault("TRITON_INTERPRET", "1")  # read once, when Triton is first imported; 0: the kernels on a card
 
-KEPT_VARIABLES = {"PLATEMAKER_SHARED_DATA", "PLATEMAKER_TEST_MODEL"}
+os.environ["PLATEMAKER_DTYPE"] = "float32"  # on every CPU, since only float32 promises equal texts
+
+KEPT_VARIABLES = {"PLATEMAKER_DTYPE", "PLATEMAKER_SHARED_DATA", "PLATEMAKER_TEST_MODEL"}
 
 
 @pytest.fixture(autouse=True)
@@ -18,7 +20,6 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         if name.startswith("PLATEMAKER_") and name not in KEPT_VARIABLES:
             monkeypatch.delenv(name)
     monkeypatch.setenv("PLATEMAKER_DATA_DIR", str(tmp_path / "platemaker"))
-    monkeypatch.setenv("PLATEMAKER_DTYPE", "float32")  # on every CPU, since only float32 promises equal texts
 
 
 @pytest.fixture(scope="session")
