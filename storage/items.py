@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 from storage.endings import Move, end_overdue, end_without_answer, is_over, note_moves, release_held
 from storage.schema import READING, AnswerRow, ItemRow, ItemState, JobRow, QuestionRow, ReadingRow
 from storage.tiers import Tier
-from storage.waiting import asked_params, is_to_be_asked, waits_for
+from storage.waiting import asked_params, is_to_be_asked, waits_for, workable_since
 from storage.ways import Way, Why
 
 
@@ -152,7 +152,7 @@ def _open_items(
             row.text,
             asked_params(row.params),
             row.attempts,
-            since=max(row.created_at, row.not_before or row.created_at),
+            since=workable_since(row.created_at, row.not_before),
         )
         for row in rows
     ]

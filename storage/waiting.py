@@ -24,6 +24,11 @@ def waits_for(tenant: str, document_id: str, model: str, now: datetime) -> Colum
     )
 
 
+def workable_since(created_at: datetime, not_before: datetime | None) -> datetime:
+    """From when on a job could be worked on."""
+    return max(created_at, not_before or created_at)
+
+
 class WaitingJob(NamedTuple):
     """`since`: from when on it could be worked on."""
 
@@ -44,7 +49,7 @@ def waiting_jobs(
         .order_by(case((JobRow.tier == Tier.FAST, 0), else_=1), JobRow.created_at, JobRow.job_id)
         .limit(most)
     )
-    return [WaitingJob(row.job_id, max(row.created_at, row.not_before or row.created_at)) for row in rows]
+    return [WaitingJob(row.job_id, workable_since(row.created_at, row.not_before)) for row in rows]
 
 
 def queued_window(*conditions: ColumnElement[bool], order: tuple[Any, ...], documents: int) -> Subquery:
