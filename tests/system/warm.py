@@ -15,7 +15,6 @@ import socket
 import subprocess
 import sys
 import time
-import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -140,11 +139,5 @@ def _become(order: dict[str, Any], stdout: int, stderr: int) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        with socket.socket(fileno=int(sys.argv[1])) as given:
-            serve(given)
-    except SystemExit:
-        raise
-    except BaseException:
-        traceback.print_exc()
-        raise
+    with socket.socket(fileno=int(sys.argv[1])) as given:
+        serve(given)
