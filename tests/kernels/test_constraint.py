@@ -125,17 +125,20 @@ def test_a_greedy_answer_takes_the_likeliest_token_that_a_choice_allows(
     params = GenerationParams(choices=CHOICES)
     sampler = Sampler(params, [1], stop_ids=prompter.stop_ids, constraint=prompter.grammars.start(params))
     ids: list[int] = []
-    while ids not in encoded.values():
+    while not sampler.is_complete:
         logits = torch.randn(1, len(byte_of), generator=generator)
-        allowed = sorted({way[len(ids)] for way in encoded.values() if way[: len(ids)] == ids and len(way) > len(ids)})
+        following = {way[len(ids)] for way in encoded.values() if way[: len(ids)] == ids and len(way) > len(ids)}
+        allowed = sorted(following | (set(prompter.stop_ids) if ids in encoded.values() else set()))
         expected = allowed[int(logits[0, allowed].argmax())]
 
         (drawn,) = draw(logits, [sampler])
 
         assert isinstance(drawn, Drawn)
         assert drawn.token == expected
+        if drawn.token in prompter.stop_ids:
+            break
         ids.append(drawn.token)
-    assert sampler.is_complete
+    assert ids in encoded.values()
 
 
 @pytest.mark.parametrize("how", [{"min_new_tokens": 4}, {"ignore_eos": True}], ids=str)
