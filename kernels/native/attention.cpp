@@ -16,6 +16,7 @@
 #include "attention.h"
 #include "attention_blocks.h"
 #include "attention_few.h"
+#include "attention_narrow.h"
 #include "attention_pairs.h"
 
 namespace {
@@ -25,6 +26,7 @@ Found attend(const Rows& rows, const Keys& keys, const Softmax& softmax) {
     if (rows.count <= FEW && keys.dim % LANES == 0 && keys.v_dim % LANES == 0)
         return attend_few<T>(rows, keys, softmax);
 #if defined(PAIRS)
+    if (sizeof(T) == 2 && takes_narrow(rows, keys)) return attend_narrow(rows, keys, softmax);
     if (sizeof(T) == 2 && takes_pairs(keys)) return attend_pairs(rows, keys, softmax);
 #endif
     return attend_blocks<T>(rows, keys, softmax);

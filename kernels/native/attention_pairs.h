@@ -13,38 +13,68 @@
 namespace {
 
 constexpr int PAIR_WIDE = 2;     // vectors of query rows in a full panel
-constexpr int PAIR_KEYS = 128;   // of a block
+constexpr int PAIR_KEYS = 256;  // of a block
+
+// Keys and values that are needed next. They are fetched while scores are weighed: memory has nothing to do then.
+struct Ahead {
+    const char *k, *v;
+    i64 k_row, v_row, count;
+    int k_bytes, v_bytes, per;
+
+    // `count` of them from key `from` on, spread over `per` keys that are weighed.
+    Ahead(const Keys& keys, i64 from, i64 count_, i64 per_)
+        : k(static_cast<const char*>(keys.k) + 2 * from * keys.k_stride),
+          v(static_cast<const char*>(keys.v) + 2 * from * keys.v_stride), k_row(2 * keys.k_stride),
+          v_row(2 * keys.v_stride), count(count_), k_bytes(2 * keys.dim), v_bytes(2 * keys.v_dim), per(int(per_)) {}
+
+    // What belongs to the weighing of keys `at` and `at` + 1.
+    inline void fetch(int at) const {
+        for (i64 key = at * count / per; key < (at + 2) * count / per; key++) {
+            for (int byte = 0; byte < k_bytes; byte += 64) _mm_prefetch(k + key * k_row + byte, _MM_HINT_T1);
+            for (int byte = 0; byte < v_bytes; byte += 64) _mm_prefetch(v + key * v_row + byte, _MM_HINT_T1);
+        }
+    }
+};
 
 // As `weigh` in floats: scores s [keys][N * 16] -> weights, as pairs of keys. Keys come in multiples of 32.
 template <int N>
 inline void weigh_pairs(float* s, int keys, int32_t key0, const int32_t* first, const int32_t* stop, bool masked,
-                        float softcap, float* peak, float* total, uint32_t* pairs, __m512* decay) {
+                        float softcap, const Ahead& ahead, float* peak, float* total, uint32_t* pairs, __m512* decay) {
     if (masked || softcap != 0) cap_and_hide<N>(s, keys, key0, first, stop, masked, softcap);
-    __m512 top[N], shift[N], sum[N];
+    __m512 shift[N], sum[N];
     for (int n = 0; n < N; n++) {
         const __m512 before = _mm512_loadu_ps(peak + n * LANES);
         __m512 tops[4] = {before, before, before, before};
         for (int key = 0; key < keys; key += 4)  // where one is NaN the second is taken: its weight is NaN below
             for (int i = 0; i < 4; i++)
                 tops[i] = _mm512_max_ps(_mm512_loadu_ps(s + ((key + i) * N + n) * LANES), tops[i]);
-        top[n] = _mm512_max_ps(_mm512_max_ps(tops[0], tops[1]), _mm512_max_ps(tops[2], tops[3]));
-        const __mmask16 nothing = _mm512_cmp_ps_mask(top[n], _mm512_set1_ps(-INF), _CMP_EQ_OQ);
-        shift[n] = _mm512_mask_mov_ps(top[n], nothing, _mm512_setzero_ps());
+        const __m512 top = _mm512_max_ps(_mm512_max_ps(tops[0], tops[1]), _mm512_max_ps(tops[2], tops[3]));
+        const __mmask16 nothing = _mm512_cmp_ps_mask(top, _mm512_set1_ps(-INF), _CMP_EQ_OQ);
+        shift[n] = _mm512_mask_mov_ps(top, nothing, _mm512_setzero_ps());
         decay[n] = (__m512)exp2((vf)_mm512_sub_ps(before, shift[n]));  // exactly 1 where nothing changed
         sum[n] = _mm512_setzero_ps();
+        _mm512_storeu_ps(peak + n * LANES, top);
     }
-    for (int key = 0; key < keys; key += 2)
+    for (int key = 0; key < keys; key += 2) {
+        ahead.fetch(key);
         for (int n = 0; n < N; n++) {
             const __m512 low = exp2_roughly(_mm512_sub_ps(_mm512_loadu_ps(s + (key * N + n) * LANES), shift[n]));
             const __m512 high = exp2_roughly(_mm512_sub_ps(_mm512_loadu_ps(s + ((key + 1) * N + n) * LANES), shift[n]));
             sum[n] = _mm512_add_ps(sum[n], _mm512_add_ps(low, high));
             _mm512_storeu_si512(pairs + (key / 2 * N + n) * LANES, paired(low, high));
         }
+    }
     for (int n = 0; n < N; n++) {
         const __m512 so_far = _mm512_loadu_ps(total + n * LANES);
         _mm512_storeu_ps(total + n * LANES, _mm512_fmadd_ps(so_far, decay[n], sum[n]));
-        _mm512_storeu_ps(peak + n * LANES, top[n]);
     }
+}
+
+template <int N>
+inline bool changes(const __m512* decay) {
+    bool any = false;
+    for (int n = 0; n < N; n++) any |= _mm512_cmp_ps_mask(decay[n], _mm512_set1_ps(1.0f), _CMP_NEQ_UQ) != 0;
+    return any;
 }
 
 // [keys][v_dim] -> [v_dim / 16][PAIR_KEYS / 32][16 dimensions][32 keys], zeros behind the last key.
@@ -66,6 +96,15 @@ inline void turn_values(const bf16* v, i64 stride, int keys, int v_dim, bf16* to
         }
 }
 
+// A copy of keys [from, from + count) with zeros up to `whole`: what lies behind the last may be no number, or not ours.
+inline const bf16* whole_keys(const Keys& keys, i64 from, int count, int whole, bf16* copy) {
+    for (int key = 0; key < count; key++)
+        std::memcpy(copy + i64(key) * keys.dim, static_cast<const bf16*>(keys.k) + (from + key) * keys.k_stride,
+                    size_t(keys.dim) * 2);
+    std::memset(static_cast<void*>(copy + i64(count) * keys.dim), 0, size_t(whole - count) * keys.dim * 2);
+    return copy;
+}
+
 struct PairBlock {
     const bf16* k;
     i64 k_stride;
@@ -75,20 +114,17 @@ struct PairBlock {
 
 template <int N>
 void attend_pair_block(const Tiles& tiles, const Panel& panel, const PairBlock& block, i64 begin, i64 end, int dim,
-                       int v_dim, float softcap, const uint32_t* q, const int32_t* first, const int32_t* stop, float* s,
-                       uint32_t* pairs, const Found& found) {
+                       int v_dim, float softcap, const Ahead& ahead, const uint32_t* q, const int32_t* first,
+                       const int32_t* stop, float* s, uint32_t* pairs, const Found& found) {
     const int keys = int(end - begin);
     const bf16* k = block.k + (begin - block.begin) * block.k_stride;
     multiply_pairs<N>(tiles, Side(k, block.k_stride), keys, q, dim, s, false);
     __m512 decay[N];
     const bool masked = begin < panel.full_low || end > panel.full_high;
-    weigh_pairs<N>(s, keys, int32_t(begin), first + panel.row, stop + panel.row, masked, softcap,
+    weigh_pairs<N>(s, keys, int32_t(begin), first + panel.row, stop + panel.row, masked, softcap, ahead,
                    found.peak + panel.row, found.total + panel.row, pairs, decay);
     float* out = found.out + panel.row * found.out_dim;
-    bool changed = false;
-    for (int n = 0; n < N; n++)
-        changed |= _mm512_cmp_ps_mask(decay[n], _mm512_set1_ps(1.0f), _CMP_NEQ_UQ) != 0;
-    if (changed)
+    if (changes<N>(decay))
         for (int d = 0; d < v_dim; d++)
             for (int n = 0; n < N; n++) {
                 float* at = out + (d * N + n) * LANES;
@@ -98,17 +134,52 @@ void attend_pair_block(const Tiles& tiles, const Panel& panel, const PairBlock& 
     multiply_pairs<N>(tiles, v, v_dim, pairs, keys, out, true);
 }
 
+// Sums [v_dim][width * 16] of panels -> [rows][v_dim].
+inline void as_rows(const std::vector<Panel>& panels, const float* sums, int v_dim, float* out) {
+    for (const Panel& panel : panels)
+        for (int n = 0; n < panel.width; n++)
+            for (int d = 0; d < v_dim; d += 16) {
+                __m512i tile[16];
+                for (int i = 0; i < 16; i++)
+                    tile[i] = _mm512_loadu_si512(sums + panel.row * v_dim + ((d + i) * panel.width + n) * LANES);
+                transpose(tile);
+                float* to = out + (panel.row + n * LANES) * v_dim + d;
+                for (int i = 0; i < 16; i++) _mm512_storeu_si512(to + i * v_dim, tile[i]);
+            }
+}
+
+// Multiplied by `scale`, as [panel][dim / 2][lanes] pairs.
+inline void pack_queries(const Rows& rows, const std::vector<Panel>& panels, int dim, float scale, uint32_t* q) {
+    const bf16* narrow = static_cast<const bf16*>(rows.q);
+    const float* wide = static_cast<const float*>(rows.q);
+    for (const Panel& panel : panels)
+        for (int n = 0; n < panel.width; n++) {
+            auto at = [&](i64 lane) -> i64 {
+                const i64 row = panel.row + n * LANES + lane;
+                if (row >= rows.count) return -1;
+                const i64 number = rows.first_row + row;
+                return number / rows.group * rows.token_stride + number % rows.group * rows.member_stride;
+            };
+            uint32_t* to = q + panel.row * dim / 2 + n * LANES;
+            const i64 lanes = panel.width * LANES;
+            if (rows.q_is_bf16)
+                pack_pairs<bf16>([&](int i) { return at(i) < 0 ? nullptr : narrow + at(i); }, dim, scale, lanes, to);
+            else
+                pack_pairs<float>([&](int i) { return at(i) < 0 ? nullptr : wide + at(i); }, dim, scale, lanes, to);
+        }
+}
+
 inline bool takes_pairs(const Keys& keys) { return keys.dim % PAIR_DEPTH == 0 && keys.v_dim % PAIR_ROWS == 0; }
 
 inline Found attend_pairs(const Rows& rows, const Keys& keys, const Softmax& softmax) {
-    const float scale = score_scale(softmax);
     thread_local std::vector<Panel> panels;
     const i64 padded = make_panels(rows.count, PAIR_WIDE, panels);
     const i64 q_size = padded * keys.dim / 2, out_size = padded * keys.v_dim, v_size = PAIR_KEYS * keys.v_dim / 2;
     const i64 k_size = PAIR_KEYS * keys.dim / 2, s_size = PAIR_KEYS * PAIR_WIDE * LANES;
-    attention_scratch.reserve(size_t(q_size + out_size + v_size + k_size + s_size + s_size / 2 + 4 * padded) * 4);
+    attention_scratch.reserve(size_t(q_size + 2 * out_size + v_size + k_size + s_size + s_size / 2 + 4 * padded) * 4);
     float* out = reinterpret_cast<float*>(attention_scratch.memory);
-    float* s = out + out_size;
+    float* sums = out + out_size;
+    float* s = sums + out_size;
     uint32_t* pairs = reinterpret_cast<uint32_t*>(s + s_size);
     uint32_t* q = pairs + s_size / 2;
     bf16* v_turned = reinterpret_cast<bf16*>(q + q_size);
@@ -118,57 +189,41 @@ inline Found attend_pairs(const Rows& rows, const Keys& keys, const Softmax& sof
     int32_t* first = reinterpret_cast<int32_t*>(total + padded);
     int32_t* stop = first + padded;
     const Range all = see(rows, keys, panels, first, stop, peak, total);
-    std::memset(out, 0, size_t(out_size) * 4);
+    std::memset(sums, 0, size_t(out_size) * 4);
 
-    for (const Panel& panel : panels)
-        for (int n = 0; n < panel.width; n++) {
-            auto at = [&](i64 lane) -> i64 {
-                const i64 row = panel.row + n * LANES + lane;
-                if (row >= rows.count) return -1;
-                const i64 number = rows.first_row + row;
-                return number / rows.group * rows.token_stride + number % rows.group * rows.member_stride;
-            };
-            uint32_t* to = q + panel.row * keys.dim / 2 + n * LANES;
-            const i64 lanes = panel.width * LANES;
-            const bf16* narrow = static_cast<const bf16*>(rows.q);
-            const float* wide = static_cast<const float*>(rows.q);
-            if (rows.q_is_bf16)
-                pack_pairs<bf16>([&](int i) { return at(i) < 0 ? nullptr : narrow + at(i); }, keys.dim, scale, lanes, to);
-            else
-                pack_pairs<float>([&](int i) { return at(i) < 0 ? nullptr : wide + at(i); }, keys.dim, scale, lanes, to);
-        }
+    pack_queries(rows, panels, keys.dim, score_scale(softmax), q);
 
     const Tiles tiles;
-    const Found found = {&panels, out, peak, total, keys.v_dim};
+    const Found found = {&panels, sums, peak, total, keys.v_dim};
     const bf16* k = static_cast<const bf16*>(keys.k);
     const bf16* v = static_cast<const bf16*>(keys.v);
     for (i64 from = all.low; from < all.high; from += PAIR_KEYS) {
         const i64 to = from + PAIR_KEYS < all.high ? from + PAIR_KEYS : all.high;
         const int count = int(to - from), whole = (count + 31) / 32 * 32;
         PairBlock block = {k + from * keys.k_stride, keys.k_stride, v_turned, from};
-        if (whole > count) {  // what lies behind the last key may be no number, or not ours
-            for (int key = 0; key < whole; key++) {
-                bf16* copy = k_copy + i64(key) * keys.dim;
-                if (key < count)
-                    std::memcpy(copy, block.k + key * keys.k_stride, size_t(keys.dim) * 2);
-                else
-                    std::memset(copy, 0, size_t(keys.dim) * 2);
-            }
-            block.k = k_copy;
+        if (whole > count) {
+            block.k = whole_keys(keys, from, count, whole, k_copy);
             block.k_stride = keys.dim;
         }
         turn_values(v + from * keys.v_stride, keys.v_stride, count, keys.v_dim, v_turned);
-        for (const Panel& panel : panels) {
+        const i64 num_panels = i64(panels.size());
+        i64 fetched = 0;
+        for (i64 number = 0; number < num_panels; number++) {
+            const Panel& panel = panels[size_t(number)];
             if (panel.high <= from || panel.low >= to) continue;
             i64 low = panel.low > from ? panel.low - from : 0, high = panel.high < to ? panel.high - from : count;
             low = from + low / 32 * 32;
             high = from + (high + 31) / 32 * 32;
             auto run = panel.width == 2 ? attend_pair_block<2> : attend_pair_block<1>;
-            run(tiles, panel, block, low, high, keys.dim, keys.v_dim, softmax.softcap, q + panel.row * keys.dim / 2,
-                first, stop, s, pairs, found);
+            const i64 until = PAIR_KEYS * (number + 1) / num_panels;
+            const Ahead ahead(keys, to + fetched, until - fetched, high - low);
+            fetched = until;
+            run(tiles, panel, block, low, high, keys.dim, keys.v_dim, softmax.softcap, ahead,
+                q + panel.row * keys.dim / 2, first, stop, s, pairs, found);
         }
     }
-    return found;
+    as_rows(panels, sums, keys.v_dim, out);
+    return {nullptr, out, peak, total, keys.v_dim};
 }
 
 }  // namespace

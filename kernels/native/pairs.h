@@ -90,6 +90,28 @@ inline void multiply_tiles(const Side& a, i64 tile, const uint32_t* b, i64 depth
     if (M > 1) _tile_stored(2, c + 16 * N * 16, ROW);
     if (M > 1 && N > 1) _tile_stored(3, c + 16 * N * 16 + 16, ROW);
 }
+// The same for A of any number of 16 rows and B of depth 64, which stays in tiles.
+template <int N>
+inline void multiply_by_kept_tiles(const Side& a, i64 rows, const uint32_t* b, float* c) {
+    constexpr int ROW = N * 64;
+    const bf16* left = a.first;
+    _tile_loadd(4, b, ROW);
+    _tile_loadd(5, b + 16 * N * 16, ROW);
+    if (N > 1) _tile_loadd(6, b + 16, ROW);
+    if (N > 1) _tile_loadd(7, b + 16 * N * 16 + 16, ROW);
+    for (i64 row = 0; row < rows; row += 16, left += a.tile, c += 16 * N * 16) {
+        _tile_zero(0);
+        if (N > 1) _tile_zero(1);
+        _tile_loadd(2, left, a.row * 2);
+        _tile_loadd(3, left + a.step, a.row * 2);
+        _tile_dpbf16ps(0, 2, 4);
+        if (N > 1) _tile_dpbf16ps(1, 2, 6);
+        _tile_dpbf16ps(0, 3, 5);
+        if (N > 1) _tile_dpbf16ps(1, 3, 7);
+        _tile_stored(0, c, ROW);
+        if (N > 1) _tile_stored(1, c + 16, ROW);
+    }
+}
 #else
 struct Tiles {
     static constexpr bool on = false;
@@ -131,7 +153,10 @@ inline void multiply_pairs(const Tiles& tiles, const Side& a, i64 rows, const ui
                            bool add) {
     i64 row = 0;
 #if defined(TILES)
-    if (tiles.on) {
+    if (tiles.on && depth == 2 * PAIR_DEPTH && rows > 32 && !add) {
+        multiply_by_kept_tiles<N>(a, rows, b, c);
+        row = rows;
+    } else if (tiles.on) {
         for (; row + 32 <= rows; row += 32) multiply_tiles<2, N>(a, row / 16, b, depth, c + row * N * 16, add);
         for (; row < rows; row += 16) multiply_tiles<1, N>(a, row / 16, b, depth, c + row * N * 16, add);
     }

@@ -70,9 +70,11 @@ def threads(draw: Draw) -> Iterator[int]:
     torch.set_num_threads(1)
 
 
-def check_decode(native: NativeBackend, draw: Draw, dtype: torch.dtype, tolerance: float) -> None:
+def check_decode(
+    native: NativeBackend, draw: Draw, dtype: torch.dtype, tolerance: float, dims: tuple[int, ...] = DIMS
+) -> None:
     heads, group, slots = draw.whole(1, 3), draw.among(1, 2, 3, 4, 7), draw.whole(1, 5)
-    dim, v_dim = draw.among(*DIMS), draw.among(*DIMS)
+    dim, v_dim = draw.among(*dims), draw.among(*dims)
     keys = draw.among(draw.whole(0, 70), draw.whole(1, 1500))
     counts = [draw.among(1, 1, draw.whole(1, 20)) for _ in range(slots)]
     lengths = [draw.among(0, draw.whole(0, 90)) for _ in range(slots)]
@@ -117,6 +119,11 @@ def test_decode_is_attention_over_document_and_own_tokens(
 @pytest.mark.parametrize("case", range(24))
 def test_decode_takes_bfloat16(case: int, native: NativeBackend, draw: Draw, threads: int) -> None:
     check_decode(native, draw, torch.bfloat16, 2e-2)
+
+
+@pytest.mark.parametrize("case", range(16))
+def test_decode_takes_bfloat16_in_multiples_of_tiles(case: int, native: NativeBackend, draw: Draw, threads: int) -> None:
+    check_decode(native, draw, torch.bfloat16, 2e-2, dims=(32, 64, 96, 128))
 
 
 @pytest.mark.parametrize("case", range(20))
@@ -222,6 +229,7 @@ def test_where_tiles_are_not_allowed_vectors_compute_the_same(
     assert other.library.pairs == 1
     for _ in range(8):
         check_decode(other, draw, torch.bfloat16, 2e-2)
+        check_decode(other, draw, torch.bfloat16, 2e-2, dims=(32, 64, 96, 128))
         check_prefill(other, draw, torch.bfloat16, 2e-2)
 
 
