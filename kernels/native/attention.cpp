@@ -32,6 +32,18 @@ Found attend(const Rows& rows, const Keys& keys, const Softmax& softmax) {
     return attend_blocks<T>(rows, keys, softmax);
 }
 
+inline void scale(const float* x, float by, i64 size, float* out) {
+    i64 i = 0;
+    for (; i + LANES <= size; i += LANES) store(out + i, load(x + i) * by);
+    for (; i < size; i++) out[i] = x[i] * by;
+}
+
+inline void add_scaled(const float* x, float by, i64 size, float* out) {
+    i64 i = 0;
+    for (; i + LANES <= size; i += LANES) store(out + i, load(out + i) + load(x + i) * by);
+    for (; i < size; i++) out[i] += x[i] * by;
+}
+
 // One call, cut into tasks.
 struct PrefixWork {
     const PrefixCall& c;
@@ -44,7 +56,7 @@ struct PrefixWork {
         tasks = c.kv_heads * c.parts * blocks;
     }
 
-    void run(i64 task) const {
+    void run(i64 task, int) const {
         const i64 q_size = c.q_type ? 2 : 4, kv_size = c.kv_type ? 2 : 4;
         const i64 head = task / (c.parts * blocks), part = task / blocks % c.parts;
         const i64 first_row = (blocks - 1 - task % blocks) * c.rows_per_task;  // later rows see more keys: first
@@ -58,16 +70,19 @@ struct PrefixWork {
                            c.k_token, c.v_token, begin, end, int(c.dim), int(c.v_dim)};
         const Softmax softmax = {float(c.scale), float(c.softcap)};
         const Found found = c.kv_type ? attend<bf16>(these, keys, softmax) : attend<float>(these, keys, softmax);
-        for_each_row(found, count, [&](i64 row, const float* values, i64 width) {
+        for (i64 row = 0; row < count; row++) {
+            const float* values = found.out + row * found.out_dim;
             const i64 to = (part * c.kv_heads + head) * rows + first_row + row;
             const float total = found.total[row], share = total == 0 ? 0.0f : 1.0f / total;
             const i64 token = (first_row + row) / c.group, member = (first_row + row) % c.group;
             float* out = c.out + (part * c.kv_heads * rows + member) * c.v_dim + head * c.o_head + token * c.o_token;
-            for (i64 d = 0; d < c.v_dim; d++) out[d] = values[d * width] * share;
+            scale(values, share, c.v_dim, out);
             c.lse[to] = float((found.peak[row] + std::log2(double(total))) * LN2);
-        });
+        }
     }
 };
+
+constexpr i64 MOST_FETCHED = 64;  // keys
 
 struct OwnWork {
     struct Piece {
@@ -90,7 +105,21 @@ struct OwnWork {
         tasks = i64(pieces.size()) * c.kv_heads;
     }
 
-    void run(i64 task) const {
+    // The keys and values of a task lie in a place of their own: they are fetched while another one is computed.
+    void fetch_for(i64 task) const {
+        if (task >= tasks) return;
+        const Piece& piece = pieces[size_t(task / c.kv_heads)];
+        const i64 size = c.kv_type ? 2 : 4, head = task % c.kv_heads, end = c.lengths[piece.slot] + piece.first + piece.tokens;
+        const char* k = static_cast<const char*>(c.k) + (piece.slot * c.k_slot + head * c.k_head) * size;
+        const char* v = static_cast<const char*>(c.v) + (piece.slot * c.v_slot + head * c.v_head) * size;
+        for (i64 key = end > MOST_FETCHED ? end - MOST_FETCHED : 0; key < end; key++) {
+            for (i64 byte = 0; byte < c.dim * size; byte += 64) __builtin_prefetch(k + key * c.k_token * size + byte, 0, 2);
+            for (i64 byte = 0; byte < c.v_dim * size; byte += 64) __builtin_prefetch(v + key * c.v_token * size + byte, 0, 2);
+        }
+    }
+
+    void run(i64 task, int threads) const {
+        fetch_for(task + threads);  // mostly this thread's next
         const i64 q_size = c.q_type ? 2 : 4, kv_size = c.kv_type ? 2 : 4, all = c.tokens * c.group;
         const Piece& piece = pieces[size_t(task / c.kv_heads)];
         const i64 head = task % c.kv_heads;
@@ -104,7 +133,8 @@ struct OwnWork {
         const Softmax softmax = {float(c.scale), float(c.softcap)};
         const Found found = c.kv_type ? attend<bf16>(rows, keys, softmax) : attend<float>(rows, keys, softmax);
         thread_local std::vector<float> merged;
-        for_each_row(found, rows.count, [&](i64 row, const float* values, i64 width) {
+        for (i64 row = 0; row < rows.count; row++) {
+            const float* values = found.out + row * found.out_dim;
             const i64 token = piece.packed + row / c.group, member = row % c.group;
             const i64 folded = head * all + token * c.group + member, query_head = head * c.group + member;
             // The parts of the document, the own keys and the sink, each weighed by its share of all exponentials.
@@ -120,22 +150,20 @@ struct OwnWork {
             float total = own * found.total[row];
             if (c.sinks) total += std::exp(c.sinks[query_head] - shift);
             merged.resize(size_t(c.v_dim));
-            for (i64 d = 0; d < c.v_dim; d++) merged[d] = values[d * width] * own;
+            scale(values, own, c.v_dim, merged.data());
             for (i64 part = 0; part < c.parts; part++) {
                 const i64 at = part * c.kv_heads * all + folded;
                 const float weight = std::exp(c.shared_lse[at] - shift);
                 total += weight;
-                for (i64 d = 0; d < c.v_dim; d++) merged[d] += c.shared[at * c.v_dim + d] * weight;
+                add_scaled(c.shared + at * c.v_dim, weight, c.v_dim, merged.data());
             }
             const float share = total == 0 ? 0.0f : 1.0f / total;
             const i64 to = (token * c.kv_heads * c.group + query_head) * c.v_dim;
-            for (i64 d = 0; d < c.v_dim; d++) {
-                if (c.q_type)
-                    static_cast<bf16*>(c.out)[to + d] = to_bf16(merged[d] * share);
-                else
-                    static_cast<float*>(c.out)[to + d] = merged[d] * share;
-            }
-        });
+            if (c.q_type)
+                for (i64 d = 0; d < c.v_dim; d++) static_cast<bf16*>(c.out)[to + d] = to_bf16(merged[d] * share);
+            else
+                scale(merged.data(), share, c.v_dim, static_cast<float*>(c.out) + to);
+        }
     }
 };
 
@@ -148,7 +176,7 @@ bool run_all(const Call* calls, i64 count, int threads, Parallel parallel) {
         return for_each_task(tasks, threads, parallel, [&](i64 task) {
             size_t at = 0;
             for (; task >= works[at].tasks; at++) task -= works[at].tasks;
-            works[at].run(task);
+            works[at].run(task, threads);
         });
     } catch (const std::bad_alloc&) {
         return false;

@@ -181,7 +181,7 @@ Found attend_few(const Rows& rows, const Keys& keys, const Softmax& softmax) {
             r += together;
         }
     }
-    return {nullptr, out, peak, total, keys.v_dim};
+    return {out, peak, total, keys.v_dim};
 }
 
 }  // namespace

@@ -95,7 +95,7 @@ inline Found attend_narrow(const Rows& rows, const Keys& keys, const Softmax& so
     for (int d = 0; d < keys.v_dim / 32; d++)
         for (int row = 0; row < rows.count; row++)
             dimensions(sums + (d * LANES + row) * 32, out + row * keys.v_dim + d * 32);
-    return {nullptr, out, peak, total, keys.v_dim};
+    return {out, peak, total, keys.v_dim};
 }
 
 }  // namespace

@@ -194,7 +194,7 @@ inline Found attend_pairs(const Rows& rows, const Keys& keys, const Softmax& sof
     pack_queries(rows, panels, keys.dim, score_scale(softmax), q);
 
     const Tiles tiles;
-    const Found found = {&panels, sums, peak, total, keys.v_dim};
+    const Found found = {sums, peak, total, keys.v_dim};
     const bf16* k = static_cast<const bf16*>(keys.k);
     const bf16* v = static_cast<const bf16*>(keys.v);
     for (i64 from = all.low; from < all.high; from += PAIR_KEYS) {
@@ -223,7 +223,7 @@ inline Found attend_pairs(const Rows& rows, const Keys& keys, const Softmax& sof
         }
     }
     as_rows(panels, sums, keys.v_dim, out);
-    return {nullptr, out, peak, total, keys.v_dim};
+    return {out, peak, total, keys.v_dim};
 }
 
 }  // namespace

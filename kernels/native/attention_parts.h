@@ -116,10 +116,9 @@ inline Range see(const Rows& rows, const Keys& keys, std::vector<Panel>& panels,
     return all;
 }
 
-// What `attend` leaves, not yet divided by `total`; `peak` in log 2. `out` is [v_dim][panel width] for each panel, or
-// [rows][v_dim] where there are no panels.
+// What `attend` leaves: [rows][out_dim], not yet divided by `total`; `peak` in log 2. While a way in panels is at work,
+// `out` is [v_dim][panel width] for each panel.
 struct Found {
-    const std::vector<Panel>* panels;
     float *out, *peak, *total;
     i64 out_dim;
 };
@@ -170,17 +169,6 @@ inline void weigh(float* s, int keys, int32_t key0, const int32_t* first, const 
         store(total + n * LANES, load(total + n * LANES) * decay[n] + sum[n]);
         store(peak + n * LANES, top[n]);
     }
-}
-
-template <typename F>
-void for_each_row(const Found& found, i64 count, const F& visit) {
-    if (found.panels == nullptr) {
-        for (i64 row = 0; row < count; row++) visit(row, found.out + row * found.out_dim, i64(1));
-        return;
-    }
-    for (const Panel& panel : *found.panels)
-        for (int lane = 0; lane < panel.width * LANES && panel.row + lane < count; lane++)
-            visit(panel.row + lane, found.out + panel.row * found.out_dim + lane, i64(panel.width) * LANES);
 }
 
 }  // namespace

@@ -99,6 +99,8 @@ def prefix_call(
     query heads of a group."""
     (kv_heads, keys, dim), v_dim, rows = k.shape, v.shape[2], tokens * group
     rows_per_task = _rows_per_task(rows, kv_heads, max(dim, v_dim), k.dtype)
+    if positions is not None and k.dtype == torch.bfloat16:  # what each task turns and fetches is its keys' part
+        rows_per_task = _most_rows(max(dim, v_dim), k.dtype)
     tasks = kv_heads * -(-rows // rows_per_task)
     q_head, q_token, q_member = q_strides
     return PrefixCall(
@@ -185,10 +187,15 @@ def _folded(q: Tensor, group: int) -> tuple[Tensor, tuple[int, int, int]]:
 
 
 def _rows_per_task(rows: int, kv_heads: int, dim: int, dtype: torch.dtype) -> int:
-    low, high = ROWS_PER_TASK[dtype]
+    low, _ = ROWS_PER_TASK[dtype]
     fair = -(-rows * kv_heads // (TASKS_PER_THREAD * torch.get_num_threads()))
-    wanted = min(max(low, min(high, FLOATS_PER_TASK // dim)), max(low, fair))
+    wanted = min(_most_rows(dim, dtype), max(low, fair))
     return -(-wanted // low) * low
+
+
+def _most_rows(dim: int, dtype: torch.dtype) -> int:
+    low, high = ROWS_PER_TASK[dtype]
+    return max(low, min(high, FLOATS_PER_TASK // dim))
 
 
 def _parts(tasks: int, keys: int) -> int:
