@@ -36,6 +36,12 @@ struct Packed {
     i64 groups() const { return (panels + panels_per_task() - 1) / panels_per_task(); }
 };
 
+// The next 16 rows of weights at each of two places, of which the product with panel `number` of `count` fetches its part.
+inline Fetch fetch_rows(const bf16* first, const bf16* second, i64 in, i64 number, i64 count) {
+    const i64 lines = (16 + count - 1) / count, before = number * lines * in;
+    return {first + before, second + before, int(lines)};
+}
+
 // row(m, memory) gives row m; it may write it to `memory` [in].
 template <typename F>
 bool pack_rows(const Packed& to, int threads, Parallel parallel, const F& row) {
@@ -79,8 +85,12 @@ bool multiply_packed(const Packed& x, const Linear* layers, int count, int threa
             for (i64 k = 0; k < x.in; k += block)
                 for (i64 panel = first; panel < last; panel++) {
                     float* sum = sums[blocks == 1 ? 0 : panel - first];
+                    const bf16* next = w + (n + strip) * x.in;
+                    const bool fetches = blocks == 1 && n + strip < end;
                     multiply_pairs<N>(tiles, Side(w + n * x.in + k, x.in), strip, x.at(panel, k),
-                                      std::min(block, x.in - k), sum, k > 0);
+                                      std::min(block, x.in - k), sum, k > 0,
+                                      fetches ? fetch_rows(next, next + 16 * x.in, x.in, panel - first, last - first)
+                                              : Fetch());
                     if (k + block < x.in) continue;
                     for (i64 at = 0; at < strip; at += 16)
                         for (int i = 0; i < N; i++) {
@@ -121,7 +131,10 @@ bool gate_packed(const Packed& x, const Linear& gate, const Linear& up, const Pa
             const i64 between = static_cast<const bf16*>(up.w) - static_cast<const bf16*>(gate.w);
             const Side both(w, x.in, PAIR_DEPTH, between);
             for (i64 panel = first; panel < last; panel++) {
-                multiply_pairs<N>(tiles, both, 32, x.at(panel, 0), x.in, sums[0][0], false);
+                const bf16* next = w + 16 * x.in;
+                multiply_pairs<N>(tiles, both, 32, x.at(panel, 0), x.in, sums[0][0], false,
+                                  n + 16 < end ? fetch_rows(next, next + between, x.in, panel - first, last - first)
+                                               : Fetch());
                 uint32_t* to = out.at(panel, n);
                 for (int i = 0; i < 16; i += 2)
                     for (int j = 0; j < N; j++) {

@@ -32,6 +32,16 @@ struct Side {
     Side(const bf16* a, i64 row_, i64 step_, i64 tile_) : first(a), row(row_), step(step_), tile(tile_) {}
 };
 
+// What a product's successor will read, in two places: `lines` of each are fetched for each PAIR_DEPTH numbers.
+struct Fetch {
+    const void *first = nullptr, *second = nullptr;
+    int lines = 0;
+    inline void line(i64 number) const {
+        _mm_prefetch(static_cast<const char*>(first) + number * 64, _MM_HINT_T1);
+        _mm_prefetch(static_cast<const char*>(second) + number * 64, _MM_HINT_T1);
+    }
+};
+
 #if defined(TILES)
 // Whether the kernel lets this process use tiles: it is asked once, since a thread's state becomes larger with them.
 inline bool tiles_allowed() {
@@ -60,7 +70,8 @@ struct Tiles {
 };
 
 template <int M, int N>  // tiles of sums: M x N
-inline void multiply_tiles(const Side& a, i64 tile, const uint32_t* b, i64 depth, float* c, bool add) {
+inline void multiply_tiles(const Side& a, i64 tile, const uint32_t* b, i64 depth, float* c, bool add,
+                           const Fetch& fetch) {
     constexpr int ROW = N * 64;  // bytes of a packed row of B, and of a row of C
     if (add) {
         _tile_loadd(0, c, ROW);
@@ -75,7 +86,9 @@ inline void multiply_tiles(const Side& a, i64 tile, const uint32_t* b, i64 depth
     }
     const bf16* left = a.first + tile * a.tile;
     const uint32_t* pairs = b;
+    i64 line = 0;
     for (i64 k = 0; k < depth; k += PAIR_DEPTH, left += a.step, pairs += PAIR_DEPTH / 2 * N * 16) {
+        for (int i = 0; i < fetch.lines; i++) fetch.line(line++);
         _tile_loadd(4, left, a.row * 2);
         if (M > 1) _tile_loadd(5, left + a.tile, a.row * 2);
         _tile_loadd(6, pairs, ROW);
@@ -150,18 +163,18 @@ inline void multiply_vectors(const Side& a, i64 first, const uint32_t* b, i64 de
 // c [rows][N * 16] = a [rows][depth] times b [depth / 2][N * 16], plus c where `add`.
 template <int N>
 inline void multiply_pairs(const Tiles& tiles, const Side& a, i64 rows, const uint32_t* b, i64 depth, float* c,
-                           bool add) {
+                           bool add, const Fetch& fetch = {}) {
     i64 row = 0;
 #if defined(TILES)
     if (tiles.on && depth == 2 * PAIR_DEPTH && rows > 32 && !add) {
         multiply_by_kept_tiles<N>(a, rows, b, c);
         row = rows;
     } else if (tiles.on) {
-        for (; row + 32 <= rows; row += 32) multiply_tiles<2, N>(a, row / 16, b, depth, c + row * N * 16, add);
-        for (; row < rows; row += 16) multiply_tiles<1, N>(a, row / 16, b, depth, c + row * N * 16, add);
+        for (; row + 32 <= rows; row += 32) multiply_tiles<2, N>(a, row / 16, b, depth, c + row * N * 16, add, fetch);
+        for (; row < rows; row += 16) multiply_tiles<1, N>(a, row / 16, b, depth, c + row * N * 16, add, fetch);
     }
 #endif
-    (void)tiles;
+    (void)tiles, (void)fetch;
     for (; row < rows; row += 8) multiply_vectors<N>(a, row, b, depth, c + row * N * 16, add);
 }
 
