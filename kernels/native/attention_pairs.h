@@ -12,8 +12,9 @@
 
 namespace {
 
-constexpr int PAIR_WIDE = 2;     // vectors of query rows in a full panel
-constexpr int PAIR_KEYS = 256;  // of a block
+constexpr int PAIR_WIDE = 2;       // vectors of query rows in a full panel
+constexpr int PAIR_KEYS = 2048;  // whose values are turned at once; they stay in the second cache
+constexpr int PAIR_STEP = 192;   // of a step of the softmax
 
 // Keys and values that are needed next. They are fetched while scores are weighed: memory has nothing to do then.
 struct Ahead {
@@ -115,8 +116,9 @@ struct PairBlock {
 template <int N>
 void attend_pair_block(const Tiles& tiles, const Panel& panel, const PairBlock& block, i64 begin, i64 end, int dim,
                        int v_dim, float softcap, const Ahead& ahead, const uint32_t* q, const int32_t* first,
-                       const int32_t* stop, float* s, uint32_t* pairs, const Found& found) {
+                       const int32_t* stop, float* s, const Found& found) {
     const int keys = int(end - begin);
+    uint32_t* const pairs = reinterpret_cast<uint32_t*>(s);  // in place: a pair is half as large as its two scores
     const bf16* k = block.k + (begin - block.begin) * block.k_stride;
     multiply_pairs<N>(tiles, Side(k, block.k_stride), keys, q, dim, s, false);
     __m512 decay[N];
@@ -175,13 +177,12 @@ inline Found attend_pairs(const Rows& rows, const Keys& keys, const Softmax& sof
     thread_local std::vector<Panel> panels;
     const i64 padded = make_panels(rows.count, PAIR_WIDE, panels);
     const i64 q_size = padded * keys.dim / 2, out_size = padded * keys.v_dim, v_size = PAIR_KEYS * keys.v_dim / 2;
-    const i64 k_size = PAIR_KEYS * keys.dim / 2, s_size = PAIR_KEYS * PAIR_WIDE * LANES;
-    attention_scratch.reserve(size_t(q_size + 2 * out_size + v_size + k_size + s_size + s_size / 2 + 4 * padded) * 4);
+    const i64 k_size = 32 * keys.dim / 2, s_size = PAIR_STEP * PAIR_WIDE * LANES;
+    attention_scratch.reserve(size_t(q_size + 2 * out_size + v_size + k_size + s_size + 4 * padded) * 4);
     float* out = reinterpret_cast<float*>(attention_scratch.memory);
     float* sums = out + out_size;
     float* s = sums + out_size;
-    uint32_t* pairs = reinterpret_cast<uint32_t*>(s + s_size);
-    uint32_t* q = pairs + s_size / 2;
+    uint32_t* q = reinterpret_cast<uint32_t*>(s + s_size);
     bf16* v_turned = reinterpret_cast<bf16*>(q + q_size);
     bf16* k_copy = v_turned + 2 * v_size;
     float* peak = reinterpret_cast<float*>(k_copy + 2 * k_size);
@@ -199,27 +200,30 @@ inline Found attend_pairs(const Rows& rows, const Keys& keys, const Softmax& sof
     const bf16* v = static_cast<const bf16*>(keys.v);
     for (i64 from = all.low; from < all.high; from += PAIR_KEYS) {
         const i64 to = from + PAIR_KEYS < all.high ? from + PAIR_KEYS : all.high;
-        const int count = int(to - from), whole = (count + 31) / 32 * 32;
-        PairBlock block = {k + from * keys.k_stride, keys.k_stride, v_turned, from};
-        if (whole > count) {
-            block.k = whole_keys(keys, from, count, whole, k_copy);
-            block.k_stride = keys.dim;
-        }
-        turn_values(v + from * keys.v_stride, keys.v_stride, count, keys.v_dim, v_turned);
-        const i64 num_panels = i64(panels.size());
-        i64 fetched = 0;
-        for (i64 number = 0; number < num_panels; number++) {
-            const Panel& panel = panels[size_t(number)];
+        turn_values(v + from * keys.v_stride, keys.v_stride, int(to - from), keys.v_dim, v_turned);
+        const i64 full = to - (to - from) % 32, num_panels = i64(panels.size());
+        const i64 all_steps = num_panels * ((to - from + PAIR_STEP - 1) / PAIR_STEP);
+        const PairBlock most = {k + from * keys.k_stride, keys.k_stride, v_turned, from};
+        const PairBlock rest = {k_copy, keys.dim, v_turned + (full - from) * 16, full};
+        if (full < to) whole_keys(keys, full, int(to - full), 32, k_copy);
+        i64 steps = 0, fetched = 0;
+        for (const Panel& panel : panels) {
             if (panel.high <= from || panel.low >= to) continue;
-            i64 low = panel.low > from ? panel.low - from : 0, high = panel.high < to ? panel.high - from : count;
-            low = from + low / 32 * 32;
-            high = from + (high + 31) / 32 * 32;
+            const i64 low = panel.low > from ? panel.low - (panel.low - from) % 32 : from;
+            const i64 high = panel.high < to ? panel.high : to;
             auto run = panel.width == 2 ? attend_pair_block<2> : attend_pair_block<1>;
-            const i64 until = PAIR_KEYS * (number + 1) / num_panels;
-            const Ahead ahead(keys, to + fetched, until - fetched, high - low);
-            fetched = until;
-            run(tiles, panel, block, low, high, keys.dim, keys.v_dim, softmax.softcap, ahead,
-                q + panel.row * keys.dim / 2, first, stop, s, pairs, found);
+            const i64 behind = low + (high - low + 31) / 32 * 32;
+            for (i64 begin = low, end; begin < high; begin = end) {
+                const PairBlock& block = begin < full ? most : rest;
+                const i64 last = begin < full ? full : behind;
+                end = begin + PAIR_STEP < last ? begin + PAIR_STEP : last;
+                if (end > behind) end = behind;
+                const i64 until = PAIR_KEYS * ++steps / all_steps;
+                const Ahead ahead(keys, to + fetched, until - fetched, end - begin);
+                fetched = until;
+                run(tiles, panel, block, begin, end, keys.dim, keys.v_dim, softmax.softcap, ahead,
+                    q + panel.row * keys.dim / 2, first, stop, s, found);
+            }
         }
     }
     as_rows(panels, sums, keys.v_dim, out);
