@@ -128,7 +128,9 @@ def test_decode_takes_bfloat16(case: int, native: NativeBackend, draw: Draw, thr
 
 
 @pytest.mark.parametrize("case", range(16))
-def test_decode_takes_bfloat16_in_multiples_of_tiles(case: int, native: NativeBackend, draw: Draw, threads: int) -> None:
+def test_decode_takes_bfloat16_in_multiples_of_tiles(
+    case: int, native: NativeBackend, draw: Draw, threads: int
+) -> None:
     check_decode(native, draw, torch.bfloat16, 2e-2, dims=(32, 64, 96, 128), longest=5000)
 
 
