@@ -1,4 +1,4 @@
-"""What a worker does next, chosen from the rows: docs/operations.md has the rule.
+"""What a worker does next, chosen from the rows: docs/queues.md has the rule.
 
 Fast before batch; then the tenant that was given least for its weight, what it has under way counted; then what this
 worker holds in memory, within bounds; then the oldest. What a tenant has too much of already is passed over.

@@ -147,29 +147,30 @@ def _source_report(
     ).one()
     sections = spans.get(source.document_id, [])
     found = _items(session, job_id, [section.section_id for section in sections] or [source.document_id])
+    begun: dict[str, Any] = {
+        "source_position": position,
+        "source": source.name,
+        "document_id": source.document_id,
+        "page_starts": tuple(source.page_starts),
+    }
+    unreadable: dict[str, Any] = {"state": "unreadable", "error_code": source.error_code, "error": source.error}
     for number, question in enumerate(questions):
-        row = ReportRow(
-            source_position=position,
-            source=source.name,
-            document_id=source.document_id,
-            page_starts=tuple(source.page_starts),
-            question_position=number,
-            question_id=question.question_id,
-            title=question.title,
-            question=question.text,
-            state="unreadable",
-            error_code=source.error_code,
-            error=source.error,
-            spec=question.spec,
-        )
+        asked: dict[str, Any] = {
+            "question_position": number,
+            "question_id": question.question_id,
+            "title": question.title,
+            "question": question.text,
+            "spec": question.spec,
+        }
         if sections:
-            asked = tuple(
+            row = ReportRow(**begun, **asked, **unreadable)
+            parts = tuple(
                 ReportSection(start, stop, _of_section(row, section_id, start, found.get((section_id, number))))
                 for section_id, start, stop in sections
             )
-            yield replace(row, sections=asked, **_whole(asked))
+            yield replace(row, sections=parts, **_whole(parts))
         else:
-            yield _filled(row, found.get((source.document_id, number)))
+            yield ReportRow(**begun, **asked, **found.get((source.document_id, number), unreadable))
 
 
 def _items(session: Session, job_id: str, document_ids: list[str | None]) -> dict[tuple[str, int], dict[str, Any]]:
@@ -205,16 +206,12 @@ def _items(session: Session, job_id: str, document_ids: list[str | None]) -> dic
     return {(item.pop("document_id"), item.pop("question_position")): item for item in items}
 
 
-def _filled(row: ReportRow, item: dict[str, Any] | None) -> ReportRow:
-    return row if item is None else replace(row, **item)
-
-
 def _of_section(row: ReportRow, section_id: str, start: int, item: dict[str, Any] | None) -> ReportRow:
     row = replace(row, document_id=section_id, page_starts=tuple(at - start for at in row.page_starts))
     if item is None:
         gone = "This section of the document was forgotten on request."
         return replace(row, state=ItemState.FAILED, error_code="forgotten", error=gone)
-    return _filled(row, item)
+    return replace(row, **item)
 
 
 def _whole(sections: tuple[ReportSection, ...]) -> dict[str, Any]:

@@ -55,6 +55,21 @@ def plot_spreads(groups: Mapping[str, Mapping[str, Sequence[float]]], path: Path
     figure.savefig(path, dpi=160)
 
 
+def plot_counts(lines: Mapping[str, Mapping[int, float]], path: Path, *, title: str, x: str, y: str) -> None:
+    """A line for each name, over counts on a logarithmic axis; values begin at 0."""
+    figure, axes = _figure()
+    for (label, values), colour in zip(lines.items(), COLOURS, strict=False):
+        axes.plot(list(values), list(values.values()), label=label, color=colour, linewidth=2, marker="o", markersize=4)
+    counts = sorted({count for values in lines.values() for count in values})
+    axes.set(xscale="log", xlabel=x, ylabel=y)
+    axes.set_xticks(counts, [f"{count:,}" for count in counts])
+    axes.minorticks_off()
+    axes.set_ylim(bottom=0)
+    axes.set_title(title, loc="left", fontsize=11)
+    axes.legend(frameon=False, fontsize=9)
+    figure.savefig(path, dpi=160)
+
+
 def _figure() -> tuple[Any, Any]:
     try:
         from matplotlib.figure import Figure

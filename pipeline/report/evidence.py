@@ -7,7 +7,7 @@ an answer that shares no such run has no page.
 import re
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterator
+from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -40,9 +40,8 @@ class DocumentIndex:
     def __init__(self, text: str, page_starts: tuple[int, ...]) -> None:
         self._text = text
         self._page_starts = page_starts
-        written = WORD.findall(text)
-        self._words = _plain(written)
-        self._spans = list(_spans(text, written))
+        self._written = WORD.findall(text)
+        self._words = _plain(self._written)
         self._positions: dict[str, list[int]] = defaultdict(list)
         for position, word in enumerate(self._words):
             self._positions[word].append(position)
@@ -65,8 +64,18 @@ class DocumentIndex:
             return None
         while self._words[end - 1] in DANGLING:
             end -= 1
-        start, stop = self._spans[begin][0], self._spans[end - 1][1]
+        start, stop = self._starts[begin], self._starts[end - 1] + len(self._written[end - 1])
         return Evidence(self._text[start:stop], bisect_right(self._page_starts, start), start, stop)
+
+    @cached_property
+    def _starts(self) -> list[int]:
+        """Where each word stands: between words is nothing that a word begins with."""
+        starts, stop = [], 0
+        for word in self._written:
+            start = self._text.find(word, stop)
+            starts.append(start)
+            stop = start + len(word)
+        return starts
 
     def _is_rare_figure(self, word: str) -> bool:
         return len(self._positions[word]) <= MOST_PLACES and FIGURE.search(word) is not None
@@ -108,15 +117,6 @@ class DocumentIndex:
         while stop < right and document[stop + shift] == words[stop]:
             stop += 1
         return first, stop
-
-
-def _spans(text: str, words: list[str]) -> Iterator[tuple[int, int]]:
-    """Where the words of a text stand: between them is nothing that a word begins with."""
-    stop = 0
-    for word in words:
-        start = text.find(word, stop)
-        stop = start + len(word)
-        yield start, stop
 
 
 def _words(text: str) -> list[str]:

@@ -16,7 +16,7 @@ from pipeline.insight.baseline_table import print_baseline, print_change
 from pipeline.insight.costs import Prices, charges
 from pipeline.insight.monitor import View, look, screen
 from pipeline.insight.percentiles import spread
-from pipeline.insight.plots import plot_spreads
+from pipeline.insight.plots import plot_counts, plot_spreads
 from storage.break_even import SplitRates
 from storage.charges import Usage
 from storage.database import Database
@@ -135,3 +135,12 @@ def test_a_plot_is_drawn(tmp_path: Path) -> None:
     plot_spreads({"total": {"one piece": [3.0, 4.0], "split": [1.0, 2.0]}}, path, title="Both ways")
 
     assert path.read_text().lstrip().startswith("<?xml")
+
+
+def test_counts_are_drawn_with_a_name_for_each_line(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "counts.svg"
+
+    plot_counts({"wall": {1000: 2.0, 5000: 1.5}, "processor": {1000: 3.0}}, path, title="Cost", x="items", y="ms")
+
+    assert all(text in path.read_text() for text in ("wall", "processor", "1,000", "5,000"))
