@@ -7,6 +7,7 @@ an answer that shares no such run has no page.
 import re
 from bisect import bisect_right
 from collections import defaultdict
+from collections.abc import Iterable
 from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
@@ -117,6 +118,11 @@ class DocumentIndex:
         while stop < right and document[stop + shift] == words[stop]:
             stop += 1
         return first, stop
+
+
+def find_all(text: str, page_starts: tuple[int, ...], answers: Iterable[str]) -> list[Evidence | None]:
+    index = DocumentIndex(text, page_starts)
+    return [index.find(answer) for answer in answers]
 
 
 def _words(text: str) -> list[str]:

@@ -5,6 +5,7 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import IO
 
+from pipeline.report.finder import finder
 from pipeline.report.formats import Format, format_of
 from pipeline.report.page_sink import PageSink
 from pipeline.report.rows import ReportLine, lines_in_text
@@ -49,7 +50,8 @@ def write_reports(
             sink = _open(fresh, kind, heading, stack, bom=bom)
             stack.callback(sink.close)
             sinks.append(sink)
-        for found in lines_in_text(database, store, tenant, job_id):
+        find = stack.enter_context(finder(heading.sources))
+        for found in lines_in_text(database, store, tenant, job_id, find=find):
             tally.add(found.line)
             on_line(found.line)
             for sink in sinks:

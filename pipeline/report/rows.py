@@ -1,20 +1,24 @@
 """The rows of a report: one per source and question, with the place of each answer in its document."""
 
 from bisect import bisect_right
-from collections.abc import Collection, Iterator
+from collections import defaultdict, deque
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, NamedTuple
 
 from pipeline.playbooks.answer_types import AnswerSpec, AnswerType
 from pipeline.playbooks.values import says_not_found
 from pipeline.report.cells import Cell, cell_of
-from pipeline.report.evidence import DocumentIndex, Evidence
+from pipeline.report.evidence import Evidence
+from pipeline.report.finder import Find, Search, find_here
 from pipeline.report.merging import merge
 from storage.database import Database
 from storage.documents import get_text
 from storage.job_report import ReportRow, ReportSection, job_report
 from storage.objects import ObjectStore
 
+AHEAD = 2  # documents whose answers are looked for before their lines are taken
 _BARE = 3  # words; a Yes or No without a reason stands everywhere and nowhere
 
 
@@ -124,50 +128,79 @@ def report_lines(
 
 
 def lines_in_text(
-    database: Database, store: ObjectStore, tenant: str, job_id: str, *, sources: Collection[int] | None = None
+    database: Database,
+    store: ObjectStore,
+    tenant: str,
+    job_id: str,
+    *,
+    sources: Collection[int] | None = None,
+    find: Find = find_here,
 ) -> Iterator[LineInText]:
-    """As `report_lines`. One document is held in memory at a time."""
+    """As `report_lines`. A few documents are held in memory: while the lines of one are taken, `find` may look
+    for answers of the next."""
+    coming: deque[_Document] = deque()
     with database.reading() as session:
-        found: _Text | None = None
-        for row in job_report(session, tenant, job_id, sources=sources):
-            if found is None or row.document_id != found.document_id:
-                found = _Text(store, tenant, row.document_id)
-            if row.sections:
-                cells = tuple(_section_cell(section, found) for section in row.sections)
-                yield LineInText(ReportLine(*merge(row, cells), cells), found.loaded)
-            else:
-                yield LineInText(ReportLine(row, cell_of(row, found.evidence(row))), found.loaded)
+        rows = job_report(session, tenant, job_id, sources=sources)
+        for _, group in groupby(rows, key=lambda row: (row.source_position, row.document_id)):
+            coming.append(_Document(list(group), store, tenant, find))
+            if len(coming) > AHEAD:
+                yield from coming.popleft().lines()
+        for document in coming:
+            yield from document.lines()
 
 
-def _section_cell(section: ReportSection, found: "_Text") -> Cell:
-    evidence = found.evidence(section.row, section.start, section.stop)
-    if evidence is not None:
-        evidence = evidence._replace(start=evidence.start + section.start, stop=evidence.stop + section.start)
-    return cell_of(section.row, evidence)
+class _Document:
+    """The rows of one source, whose answers are looked for as soon as they are here. Its text is fetched only where an
+    answer is looked for in it."""
 
-
-class _Text:
-    """The text of one document, fetched when an answer is first looked for in it."""
-
-    def __init__(self, store: ObjectStore, tenant: str, document_id: str | None) -> None:
-        self.document_id = document_id
-        self.loaded: str | None = None
+    def __init__(self, rows: list[ReportRow], store: ObjectStore, tenant: str, find: Find) -> None:
+        self._rows = rows
         self._store, self._tenant = store, tenant
-        self._indexes: dict[int, DocumentIndex] = {}
+        self._text: str | None = None
+        self._places: dict[tuple[int, int], Evidence | None] = {}  # by the question's position and section's start
+        self._searches = [self._begin(start, asked, find) for start, asked in self._asked().items()]
 
-    def evidence(self, row: ReportRow, start: int = 0, stop: int | None = None) -> Evidence | None:
-        """In text [start, stop), from whose beginning the places count."""
-        if not row.answer or self.document_id is None or not (row.quote is not None or _worth_looking(row)):
-            return None
-        if self.loaded is None:
-            self.loaded = get_text(self._store, self._tenant, self.document_id)
-        text = self.loaded[start:stop]
-        evidence = quoted(row, text)
-        if evidence is None and row.quote_prompt is None:
-            if start not in self._indexes:
-                self._indexes[start] = DocumentIndex(text, row.page_starts)
-            evidence = self._indexes[start].find(row.answer)
-        return evidence
+    def _asked(self) -> dict[tuple[int, int | None], list[ReportRow]]:
+        """Answers to look for, by the part [start, stop) of the text in which they are."""
+        asked: dict[tuple[int, int | None], list[ReportRow]] = defaultdict(list)
+        for row in self._rows:
+            for start, stop, part in row.sections or ((0, None, row),):
+                if part.answer and row.document_id is not None and (part.quote is not None or _worth_looking(part)):
+                    asked[start, stop].append(part)
+        return asked
+
+    def _begin(
+        self, part: tuple[int, int | None], rows: list[ReportRow], find: Find
+    ) -> tuple[int, list[ReportRow], Callable[[], list[Evidence | None]]]:
+        if self._text is None:
+            self._text = get_text(self._store, self._tenant, self._rows[0].document_id or "")
+        start, stop = part
+        text, left = self._text[start:stop], []
+        for row in rows:
+            place = quoted(row, text)
+            self._places[row.question_position, start] = place
+            if place is None and row.quote_prompt is None:
+                left.append(row)
+        search = Search(text, rows[0].page_starts, [row.answer or "" for row in left])
+        return start, left, find(search) if left else list
+
+    def lines(self) -> Iterator[LineInText]:
+        for start, rows, found in self._searches:
+            for row, place in zip(rows, found(), strict=True):
+                self._places[row.question_position, start] = place
+        for row in self._rows:
+            if row.sections:
+                cells = tuple(self._section_cell(section) for section in row.sections)
+                yield LineInText(ReportLine(*merge(row, cells), cells), self._text)
+            else:
+                place = self._places.get((row.question_position, 0))
+                yield LineInText(ReportLine(row, cell_of(row, place)), self._text)
+
+    def _section_cell(self, section: ReportSection) -> Cell:
+        place = self._places.get((section.row.question_position, section.start))
+        if place is not None:
+            place = place._replace(start=place.start + section.start, stop=place.stop + section.start)
+        return cell_of(section.row, place)
 
 
 def quoted(row: ReportRow, text: str) -> Evidence | None:
