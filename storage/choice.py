@@ -8,11 +8,11 @@ from collections.abc import Collection, Sequence
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
-from sqlalchemy import ScalarSelect, func, select
+from sqlalchemy import ScalarSelect, and_, func, select
 from sqlalchemy.orm import Session
 
 from storage.limits import Limits, TenantLimit
-from storage.schema import ShareRow, UnitRow
+from storage.schema import ItemRow, ItemState, ShareRow, UnitRow
 from storage.tiers import Stage, Tier
 from storage.units import Unit, is_free, served_s, take_this_unit
 
@@ -58,6 +58,20 @@ def candidates(
             if since is not None
         ]
     return sorted(found)
+
+
+def fills_a_batch(session: Session, size: int, *, tiers: Collection[Tier], now: datetime) -> bool:
+    """Whether what waits for an answer, and can be given one, is so many questions, or holds fast ones."""
+    free = (UnitRow.stage == Stage.ANSWER, UnitRow.tier.in_(tiers), is_free(now))
+    if session.scalar(select(UnitRow.stage).where(UnitRow.tier == Tier.FAST, *free).limit(1)) is not None:
+        return True
+    questions = (
+        select(ItemRow.item_id)
+        .join(UnitRow, and_(UnitRow.tenant == ItemRow.tenant, UnitRow.document_id == ItemRow.document_id))
+        .where(ItemRow.state == ItemState.QUEUED, *free)
+        .limit(size)
+    )
+    return len(session.scalars(questions).all()) >= size
 
 
 def share_of(session: Session, tenant: str, *, limits: Limits, now: datetime) -> float:

@@ -10,7 +10,7 @@ from contextlib import suppress
 from kombu.exceptions import OperationalError
 from sqlalchemy.orm import Session
 
-from storage.choice import candidates, share_of, take_one
+from storage.choice import candidates, fills_a_batch, share_of, take_one
 from storage.database import utc_now
 from storage.errors import StorageError
 from storage.schema import SnapshotRow
@@ -43,8 +43,14 @@ class Turns:
         self._send_one = send
 
     def take(self, *, prefers: Stage) -> Unit | None:
-        """The unit that deserves it most, of all that this worker is for; None: nothing waits that may be begun."""
+        """The unit that deserves it most, of all that this worker is for; None: nothing waits that may be begun.
+
+        A worker that reads and answers reads on while what waits for an answer fills no batch: a step takes hardly more
+        time for the questions of several documents than for those of one.
+        """
         stages = self._place.duty.pool.stages
+        if prefers == Stage.ANSWER and Stage.READ in stages and not self._fills_a_batch():
+            prefers = Stage.READ
         return self._take(sorted(stages, key=lambda stage: stage != prefers), self._place.duty.tiers.taken)
 
     def take_beside(self, unit: Unit) -> Unit | None:
@@ -84,6 +90,11 @@ class Turns:
             if unit is not None:
                 return unit
         return None
+
+    def _fills_a_batch(self) -> bool:
+        size, tiers = self._place.engine.settings.max_batch, self._place.duty.tiers.taken
+        with self._place.database.reading() as session:
+            return fills_a_batch(session, size, tiers=tiers, now=utc_now())
 
     def gives_way(self, unit: Unit, *, claims: int = 0) -> bool:
         """Whether others are to be let in before more of the unit is claimed: what is fast, at once; those who deserve

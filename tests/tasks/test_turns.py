@@ -126,6 +126,54 @@ def test_there_are_about_as_many_messages_as_units(wire: Wire, submit_texts: Sub
     assert delivered <= 3 * 15 + 2
 
 
+def in_turn(wire: Wire) -> list[tuple[Stage, int]]:
+    """Delivers messages of both stages in turn, as a broker in this process does; what each did, and how many answers
+    were there then."""
+    did = []
+    while wire.sent:
+        before = num_read(wire.place)
+        wanted = Stage.READ if len(did) % 2 == 0 else Stage.ANSWER
+        wire.deliver(next((unit for unit in wire.sent if unit.stage == wanted), wire.sent[0]))
+        did.append((Stage.READ if num_read(wire.place) > before else Stage.ANSWER, num_answers(wire.place)))
+        assert len(did) < 100
+    return did
+
+
+def num_read(place: Workplace) -> int:
+    with place.database.reading() as session:
+        return session.scalars(
+            select(func.count()).select_from(SnapshotRow).where(SnapshotRow.ready_at.is_not(None))
+        ).one()
+
+
+def num_answers(place: Workplace) -> int:
+    with place.database.reading() as session:
+        return session.scalars(select(func.count()).select_from(AnswerRow)).one()
+
+
+def test_a_worker_that_reads_and_answers_reads_on_until_the_questions_fill_a_batch(
+    wire: Wire, submit_texts: Submit
+) -> None:
+    size = wire.place.engine.settings.max_batch
+    submit_texts(wire.place, *texts(4), questions=size // 2 - 1)
+    wire.kick()
+
+    did = in_turn(wire)
+
+    assert [stage for stage, _ in did[:3]] == [Stage.READ] * 3
+    assert [answers for _, answers in did[:3]] == [0] * 3
+    assert did[-1][1] == 4 * (size // 2 - 1)
+
+
+def test_fast_questions_are_answered_before_more_is_read(wire: Wire, submit_texts: Submit) -> None:
+    submit_texts(wire.place, *texts(3), questions=1, tier=Tier.FAST)
+    wire.kick()
+
+    did = in_turn(wire)
+
+    assert [stage for stage, _ in did[:2]] == [Stage.READ, Stage.ANSWER] and did[1][1] == 1
+
+
 def fast_after(
     monkeypatch: pytest.MonkeyPatch, wire: Wire, submit_texts: Submit, claims: int, **job: Any
 ) -> list[Submission]:
