@@ -109,12 +109,14 @@ struct OwnWork {
     void fetch_for(i64 task) const {
         if (task >= tasks) return;
         const Piece& piece = pieces[size_t(task / c.kv_heads)];
-        const i64 size = c.kv_type ? 2 : 4, head = task % c.kv_heads, end = c.lengths[piece.slot] + piece.first + piece.tokens;
+        const i64 size = c.kv_type ? 2 : 4, head = task % c.kv_heads;
+        const i64 end = c.lengths[piece.slot] + piece.first + piece.tokens;
         const char* k = static_cast<const char*>(c.k) + (piece.slot * c.k_slot + head * c.k_head) * size;
         const char* v = static_cast<const char*>(c.v) + (piece.slot * c.v_slot + head * c.v_head) * size;
         for (i64 key = end > MOST_FETCHED ? end - MOST_FETCHED : 0; key < end; key++) {
-            for (i64 byte = 0; byte < c.dim * size; byte += 64) __builtin_prefetch(k + key * c.k_token * size + byte, 0, 2);
-            for (i64 byte = 0; byte < c.v_dim * size; byte += 64) __builtin_prefetch(v + key * c.v_token * size + byte, 0, 2);
+            const char *one_k = k + key * c.k_token * size, *one_v = v + key * c.v_token * size;
+            for (i64 byte = 0; byte < c.dim * size; byte += 64) __builtin_prefetch(one_k + byte, 0, 2);
+            for (i64 byte = 0; byte < c.v_dim * size; byte += 64) __builtin_prefetch(one_v + byte, 0, 2);
         }
     }
 

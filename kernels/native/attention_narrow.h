@@ -1,6 +1,6 @@
-// Attention of 5 to 16 rows over keys and values in bfloat16: those of a few questions of one document. Here turning the
-// values would cost more than all products. So the weights are turned instead, which are fewer, and values are packed as
-// they come: neighbouring keys side by side.
+// Attention of 5 to 16 rows over keys and values in bfloat16: those of a few questions of one document. Here turning
+// the values would cost more than all products. So the weights are turned instead, which are fewer, and values are
+// packed as they come: neighbouring keys side by side.
 
 #pragma once
 
@@ -63,7 +63,8 @@ inline Found attend_narrow(const Rows& rows, const Keys& keys, const Softmax& so
     const bf16* k = static_cast<const bf16*>(keys.k);
     const bf16* v = static_cast<const bf16*>(keys.v);
     for (i64 from = all.low; from < all.high; from += NARROW_KEYS) {
-        const i64 left = all.high - from, count = left < NARROW_KEYS ? left : NARROW_KEYS, whole = (count + 31) / 32 * 32;
+        const i64 left = all.high - from, count = left < NARROW_KEYS ? left : NARROW_KEYS;
+        const i64 whole = (count + 31) / 32 * 32;
         const Side block = whole == count ? Side(k + from * keys.k_stride, keys.k_stride)
                                           : Side(whole_keys(keys, from, int(count), int(whole), k_copy), keys.dim);
         multiply_pairs<1>(tiles, block, whole, q, keys.dim, s, false);
@@ -90,7 +91,8 @@ inline Found attend_narrow(const Rows& rows, const Keys& keys, const Softmax& so
         }
         const Side weights(reinterpret_cast<const bf16*>(turned), 32, 16 * 32, 0);
         for (int d = 0; d < keys.v_dim; d += 32)
-            multiply_pairs<2>(tiles, weights, LANES, v_pairs + d * NARROW_KEYS / 32 * LANES, whole, sums + d * LANES, true);
+            multiply_pairs<2>(tiles, weights, LANES, v_pairs + d * NARROW_KEYS / 32 * LANES, whole, sums + d * LANES,
+                              true);
     }
     for (int d = 0; d < keys.v_dim / 32; d++)
         for (int row = 0; row < rows.count; row++)

@@ -36,7 +36,8 @@ struct Packed {
     i64 groups() const { return (panels + panels_per_task() - 1) / panels_per_task(); }
 };
 
-// The next 16 rows of weights at each of two places, of which the product with panel `number` of `count` fetches its part.
+// The next 16 rows of weights at each of two places, of which the product with panel `number` of `count` fetches its
+// part.
 inline Fetch fetch_rows(const bf16* first, const bf16* second, i64 in, i64 number, i64 count) {
     const i64 lines = (16 + count - 1) / count, before = number * lines * in;
     return {first + before, second + before, int(lines)};
