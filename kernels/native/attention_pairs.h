@@ -97,7 +97,8 @@ inline void turn_values(const bf16* v, i64 stride, int keys, int v_dim, bf16* to
         }
 }
 
-// A copy of keys [from, from + count) with zeros up to `whole`: what lies behind the last may be no number, or not ours.
+// A copy of keys [from, from + count) with zeros up to `whole`: what lies behind the last may be no number, or not
+// ours.
 inline const bf16* whole_keys(const Keys& keys, i64 from, int count, int whole, bf16* copy) {
     for (int key = 0; key < count; key++)
         std::memcpy(copy + i64(key) * keys.dim, static_cast<const bf16*>(keys.k) + (from + key) * keys.k_stride,
