@@ -151,7 +151,7 @@ Found attend_blocks(const Rows& rows, const Keys& keys, const Softmax& softmax) 
     const i64 k_size = sizeof(T) == 4 ? 0 : i64(step) * keys.dim, v_size = i64(step) * out_dim;
     // each part begins at a multiple of 64 bytes
     auto round = [](i64 floats) { return (floats + 15) & ~i64(15); };
-    const i64 size = round(q_size) + 2 * out_size + round(s_size) + round(k_size) + v_size + 4 * round(padded);
+    const i64 size = round(q_size) + 2 * out_size + round(s_size) + round(k_size) + v_size + PerRow::SIZE * round(padded);
     attention_scratch.reserve(size_t(size) * 4);
     float* q = reinterpret_cast<float*>(attention_scratch.memory);
     float* out = q + round(q_size);
@@ -159,19 +159,15 @@ Found attend_blocks(const Rows& rows, const Keys& keys, const Softmax& softmax) 
     float* s = sums + out_size;
     float* k_copy = s + round(s_size);
     float* v_copy = k_copy + round(k_size);
-    float* peak = v_copy + v_size;
-    float* total = peak + round(padded);
-    int32_t* first = reinterpret_cast<int32_t*>(total + round(padded));
-    int32_t* stop = first + round(padded);
-
-    const Range all = see(rows, keys, panels, first, stop, peak, total);
+    const PerRow kept(v_copy + v_size, round(padded));
+    const Range all = see(rows, keys, panels, kept);
     std::memset(sums, 0, size_t(out_size) * 4);
     if (rows.q_is_bf16)
         pack_queries<bf16>(rows, panels, keys.dim, scale, q);
     else
         pack_queries<float>(rows, panels, keys.dim, scale, q);
 
-    const Found found = {sums, peak, total, out_dim};
+    const Found found = {sums, kept.peak, kept.total, out_dim};
     const T* k = static_cast<const T*>(keys.k);
     const T* v = static_cast<const T*>(keys.v);
     for (i64 from = all.low; from < all.high; from += step) {
@@ -185,14 +181,15 @@ Found attend_blocks(const Rows& rows, const Keys& keys, const Softmax& softmax) 
             if (low >= high) continue;
             const float* panel_q = q + panel.row * keys.dim;
             auto run = panel.width == 3 ? attend_block<3> : panel.width == 2 ? attend_block<2> : attend_block<1>;
-            run(panel, block, low, high, keys.dim, keys.v_dim, softmax.softcap, panel_q, first, stop, s, found);
+            run(panel, block, low, high, keys.dim, keys.v_dim, softmax.softcap, panel_q, kept.first, kept.stop, s,
+                found);
         }
     }
     for (const Panel& panel : panels)
         for (int lane = 0; lane < panel.width * LANES; lane++)
             for (int d = 0; d < keys.v_dim; d++)
                 out[(panel.row + lane) * out_dim + d] = sums[panel.row * out_dim + d * panel.width * LANES + lane];
-    return {out, peak, total, out_dim};
+    return {out, kept.peak, kept.total, out_dim};
 }
 
 }  // namespace

@@ -41,7 +41,7 @@ inline Found attend_narrow(const Rows& rows, const Keys& keys, const Softmax& so
     const Panel& panel = panels[0];
     const i64 q_size = LANES * keys.dim / 2, k_size = NARROW_KEYS * keys.dim / 2, s_size = NARROW_KEYS * LANES;
     const i64 out_size = LANES * keys.v_dim, v_size = NARROW_KEYS * keys.v_dim / 2;
-    attention_scratch.reserve(size_t(q_size + k_size + 2 * s_size + 2 * out_size + v_size + 5 * LANES) * 4);
+    attention_scratch.reserve(size_t(q_size + k_size + 2 * s_size + 2 * out_size + v_size + (PerRow::SIZE + 1) * LANES) * 4);
     float* sums = reinterpret_cast<float*>(attention_scratch.memory);  // [v_dim / 32][16 rows][32]
     float* out = sums + out_size;
     float* s = out + out_size;
@@ -50,12 +50,9 @@ inline Found attend_narrow(const Rows& rows, const Keys& keys, const Softmax& so
     uint32_t* q = turned + s_size / 2;
     uint32_t* v_pairs = q + q_size;  // [v_dim / 32][NARROW_KEYS / 2][32]
     bf16* k_copy = reinterpret_cast<bf16*>(v_pairs + v_size);
-    float* peak = reinterpret_cast<float*>(k_copy + 2 * k_size);
-    float* total = peak + LANES;
-    float* decays = total + LANES;
-    int32_t* first = reinterpret_cast<int32_t*>(decays + LANES);
-    int32_t* stop = first + LANES;
-    const Range all = see(rows, keys, panels, first, stop, peak, total);
+    float* decays = reinterpret_cast<float*>(k_copy + 2 * k_size);
+    const PerRow kept(decays + LANES, LANES);
+    const Range all = see(rows, keys, panels, kept);
     std::memset(sums, 0, size_t(out_size) * 4);
     pack_queries(rows, panels, keys.dim, score_scale(softmax), q);
 
@@ -71,8 +68,8 @@ inline Found attend_narrow(const Rows& rows, const Keys& keys, const Softmax& so
         __m512 decay;
         const bool masked = from < panel.full_low || from + whole > panel.full_high;
         const Ahead ahead(keys, from + NARROW_KEYS, NARROW_KEYS, whole);
-        weigh_pairs<1>(s, int(whole), int32_t(from), first, stop, masked, softmax.softcap, ahead, peak, total, pairs,
-                       &decay);
+        weigh_pairs<1>(s, int(whole), int32_t(from), kept.first, kept.stop, masked, softmax.softcap, ahead, kept.peak,
+                       kept.total, pairs, &decay);
         if (changes<1>(&decay)) {
             _mm512_storeu_ps(decays, decay);
             for (i64 at = 0; at < out_size; at += 16) {
@@ -97,7 +94,7 @@ inline Found attend_narrow(const Rows& rows, const Keys& keys, const Softmax& so
     for (int d = 0; d < keys.v_dim / 32; d++)
         for (int row = 0; row < rows.count; row++)
             dimensions(sums + (d * LANES + row) * 32, out + row * keys.v_dim + d * 32);
-    return {out, peak, total, keys.v_dim};
+    return {out, kept.peak, kept.total, keys.v_dim};
 }
 
 }  // namespace

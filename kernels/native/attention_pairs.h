@@ -179,24 +179,21 @@ inline Found attend_pairs(const Rows& rows, const Keys& keys, const Softmax& sof
     const i64 padded = make_panels(rows.count, PAIR_WIDE, panels);
     const i64 q_size = padded * keys.dim / 2, out_size = padded * keys.v_dim, v_size = PAIR_KEYS * keys.v_dim / 2;
     const i64 k_size = 32 * keys.dim / 2, s_size = PAIR_STEP * PAIR_WIDE * LANES;
-    attention_scratch.reserve(size_t(q_size + 2 * out_size + v_size + k_size + s_size + 4 * padded) * 4);
+    attention_scratch.reserve(size_t(q_size + 2 * out_size + v_size + k_size + s_size + PerRow::SIZE * padded) * 4);
     float* out = reinterpret_cast<float*>(attention_scratch.memory);
     float* sums = out + out_size;
     float* s = sums + out_size;
     uint32_t* q = reinterpret_cast<uint32_t*>(s + s_size);
     bf16* v_turned = reinterpret_cast<bf16*>(q + q_size);
     bf16* k_copy = v_turned + 2 * v_size;
-    float* peak = reinterpret_cast<float*>(k_copy + 2 * k_size);
-    float* total = peak + padded;
-    int32_t* first = reinterpret_cast<int32_t*>(total + padded);
-    int32_t* stop = first + padded;
-    const Range all = see(rows, keys, panels, first, stop, peak, total);
+    const PerRow kept(k_copy + 2 * k_size, padded);
+    const Range all = see(rows, keys, panels, kept);
     std::memset(sums, 0, size_t(out_size) * 4);
 
     pack_queries(rows, panels, keys.dim, score_scale(softmax), q);
 
     const Tiles tiles;
-    const Found found = {sums, peak, total, keys.v_dim};
+    const Found found = {sums, kept.peak, kept.total, keys.v_dim};
     const bf16* k = static_cast<const bf16*>(keys.k);
     const bf16* v = static_cast<const bf16*>(keys.v);
     for (i64 from = all.low; from < all.high; from += PAIR_KEYS) {
@@ -223,12 +220,12 @@ inline Found attend_pairs(const Rows& rows, const Keys& keys, const Softmax& sof
                 const Ahead ahead(keys, to + fetched, until - fetched, end - begin);
                 fetched = until;
                 run(tiles, panel, block, begin, end, keys.dim, keys.v_dim, softmax.softcap, ahead,
-                    q + panel.row * keys.dim / 2, first, stop, s, found);
+                    q + panel.row * keys.dim / 2, kept.first, kept.stop, s, found);
             }
         }
     }
     as_rows(panels, sums, keys.v_dim, out);
-    return {out, peak, total, keys.v_dim};
+    return {out, kept.peak, kept.total, keys.v_dim};
 }
 
 }  // namespace

@@ -91,9 +91,18 @@ inline i64 make_panels(i64 count, int wide, std::vector<Panel>& panels) {
     return padded;
 }
 
+// What is kept of each row of panels: the highest score so far and the sum of its weights, and the keys that it sees.
+struct PerRow {
+    static constexpr i64 SIZE = 4;  // numbers of 32 bits a row
+    float *peak, *total;
+    int32_t *first, *stop;
+    PerRow(void* memory, i64 rows)
+        : peak(static_cast<float*>(memory)), total(peak + rows), first(reinterpret_cast<int32_t*>(total + rows)),
+          stop(first + rows) {}
+};
+
 // Notes what each row and panel sees, and begins the sums; the keys that any row sees.
-inline Range see(const Rows& rows, const Keys& keys, std::vector<Panel>& panels, int32_t* first, int32_t* stop,
-                 float* peak, float* total) {
+inline Range see(const Rows& rows, const Keys& keys, std::vector<Panel>& panels, const PerRow& kept) {
     Range all = {keys.end, keys.begin};
     for (Panel& panel : panels) {
         panel.low = panel.full_high = std::numeric_limits<int32_t>::max();
@@ -101,14 +110,14 @@ inline Range see(const Rows& rows, const Keys& keys, std::vector<Panel>& panels,
         for (int lane = 0; lane < panel.width * LANES; lane++) {
             const i64 row = panel.row + lane;
             const Range seen = range(rows, keys, row < rows.count ? row : rows.count - 1);
-            first[row] = int32_t(seen.low);
-            stop[row] = int32_t(seen.high);
-            panel.low = first[row] < panel.low ? first[row] : panel.low;
-            panel.full_low = first[row] > panel.full_low ? first[row] : panel.full_low;
-            panel.high = stop[row] > panel.high ? stop[row] : panel.high;
-            panel.full_high = stop[row] < panel.full_high ? stop[row] : panel.full_high;
-            peak[row] = -INF;
-            total[row] = 0.0f;
+            const int32_t first = kept.first[row] = int32_t(seen.low);
+            const int32_t stop = kept.stop[row] = int32_t(seen.high);
+            panel.low = first < panel.low ? first : panel.low;
+            panel.full_low = first > panel.full_low ? first : panel.full_low;
+            panel.high = stop > panel.high ? stop : panel.high;
+            panel.full_high = stop < panel.full_high ? stop : panel.full_high;
+            kept.peak[row] = -INF;
+            kept.total[row] = 0.0f;
         }
         all.low = panel.low < all.low ? panel.low : all.low;
         all.high = panel.high > all.high ? panel.high : all.high;

@@ -98,9 +98,10 @@ def prefix_call(
     """All but q and where the results go. `positions` have to outlive it; `q_strides` count over KV heads, tokens, and
     query heads of a group."""
     (kv_heads, keys, dim), v_dim, rows = k.shape, v.shape[2], tokens * group
-    rows_per_task = _rows_per_task(rows, kv_heads, max(dim, v_dim), k.dtype)
     if positions is not None and k.dtype == torch.bfloat16:  # what each task turns and fetches is its keys' part
         rows_per_task = _most_rows(max(dim, v_dim), k.dtype)
+    else:
+        rows_per_task = _rows_per_task(rows, kv_heads, max(dim, v_dim), k.dtype)
     tasks = kv_heads * -(-rows // rows_per_task)
     q_head, q_token, q_member = q_strides
     return PrefixCall(
