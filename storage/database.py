@@ -72,6 +72,7 @@ class Database:
     """
 
     def __init__(self, settings: StorageSettings, *, stopping: threading.Event | None = None) -> None:
+        self.settings = settings
         self.description = settings.safe_database_url()
         self._patience = Patience(settings.patience_s, stopping=stopping)
         url = settings.resolved_database_url()

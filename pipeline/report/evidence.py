@@ -8,8 +8,7 @@ import re
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable
-from functools import cached_property
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from kernels.words import CJK, WORD
@@ -17,6 +16,7 @@ from kernels.words import CJK, WORD
 LEAST_RUN = 4
 LEAST_CJK_RUN = 8
 MOST_PLACES = 2
+WORDS_KEPT = re.compile(f"({WORD.pattern})", WORD.flags)  # to part a text at its words, and keep them
 FIGURE = re.compile(r"\d[.,]\d|\d{4}")  # an amount, a rate, a year; not the 30 of 30 days
 _FUNCTION_WORDS = """
     a an the of to in on at by for from with and or any all is are be been was were will shall may must this that it
@@ -41,7 +41,9 @@ class DocumentIndex:
     def __init__(self, text: str, page_starts: tuple[int, ...]) -> None:
         self._text = text
         self._page_starts = page_starts
-        self._written = WORD.findall(text)
+        between_and_words = WORDS_KEPT.split(text)
+        self._written = between_and_words[1::2]
+        self._starts = list(accumulate(map(len, between_and_words)))[::2]  # where each word stands
         self._words = _plain(self._written)
         self._positions: dict[str, list[int]] = defaultdict(list)
         for position, word in enumerate(self._words):
@@ -67,16 +69,6 @@ class DocumentIndex:
             end -= 1
         start, stop = self._starts[begin], self._starts[end - 1] + len(self._written[end - 1])
         return Evidence(self._text[start:stop], bisect_right(self._page_starts, start), start, stop)
-
-    @cached_property
-    def _starts(self) -> list[int]:
-        """Where each word stands: between words is nothing that a word begins with."""
-        starts, stop = [], 0
-        for word in self._written:
-            start = self._text.find(word, stop)
-            starts.append(start)
-            stop = start + len(word)
-        return starts
 
     def _is_rare_figure(self, word: str) -> bool:
         return len(self._positions[word]) <= MOST_PLACES and FIGURE.search(word) is not None

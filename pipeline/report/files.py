@@ -5,10 +5,10 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import IO
 
-from pipeline.report.finder import finder
+from pipeline.report.beside import lines_beside
 from pipeline.report.formats import Format, format_of
 from pipeline.report.page_sink import PageSink
-from pipeline.report.rows import ReportLine, lines_in_text
+from pipeline.report.rows import ReportLine
 from pipeline.report.sink import Heading, Sink, fresh_path
 from pipeline.report.summary import Summary, Tally, summary_of
 from pipeline.report.text_sinks import CsvSink, JsonlSink, MarkdownSink, open_text
@@ -50,8 +50,7 @@ def write_reports(
             sink = _open(fresh, kind, heading, stack, bom=bom)
             stack.callback(sink.close)
             sinks.append(sink)
-        find = stack.enter_context(finder(heading.sources))
-        for found in lines_in_text(database, store, tenant, job_id, find=find):
+        for found in stack.enter_context(lines_beside(database, store, tenant, job_id, documents=heading.sources)):
             tally.add(found.line)
             on_line(found.line)
             for sink in sinks:
@@ -74,8 +73,12 @@ def stream_report(
         JobMissing: this tenant has no such job.
     """
     heading, tally = _heading(database, tenant, job_id), Tally()
-    with span("report", job_id, format=kind) as told, closing(text_sink(file, kind, heading)) as sink:
-        for found in lines_in_text(database, store, tenant, job_id):
+    with (
+        span("report", job_id, format=kind) as told,
+        closing(text_sink(file, kind, heading)) as sink,
+        lines_beside(database, store, tenant, job_id, documents=heading.sources) as lines,
+    ):
+        for found in lines:
             tally.add(found.line)
             sink.add(found)
         summary = summary_of(database, tenant, job_id, tally)

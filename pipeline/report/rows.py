@@ -1,8 +1,8 @@
 """The rows of a report: one per source and question, with the place of each answer in its document."""
 
 from bisect import bisect_right
-from collections import defaultdict, deque
-from collections.abc import Callable, Collection, Iterator
+from collections import defaultdict
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -10,15 +10,13 @@ from typing import Any, NamedTuple
 from pipeline.playbooks.answer_types import AnswerSpec, AnswerType
 from pipeline.playbooks.values import says_not_found
 from pipeline.report.cells import Cell, cell_of
-from pipeline.report.evidence import Evidence
-from pipeline.report.finder import Find, Search, find_here
+from pipeline.report.evidence import Evidence, find_all
 from pipeline.report.merging import merge
 from storage.database import Database
 from storage.documents import get_text
 from storage.job_report import ReportRow, ReportSection, job_report
 from storage.objects import ObjectStore
 
-AHEAD = 2  # documents whose answers are looked for before their lines are taken
 _BARE = 3  # words; a Yes or No without a reason stands everywhere and nowhere
 
 
@@ -128,37 +126,23 @@ def report_lines(
 
 
 def lines_in_text(
-    database: Database,
-    store: ObjectStore,
-    tenant: str,
-    job_id: str,
-    *,
-    sources: Collection[int] | None = None,
-    find: Find = find_here,
+    database: Database, store: ObjectStore, tenant: str, job_id: str, *, sources: Collection[int] | None = None
 ) -> Iterator[LineInText]:
-    """As `report_lines`. A few documents are held in memory: while the lines of one are taken, `find` may look
-    for answers of the next."""
-    coming: deque[_Document] = deque()
+    """As `report_lines`. One document is held in memory at a time."""
     with database.reading() as session:
         rows = job_report(session, tenant, job_id, sources=sources)
         for _, group in groupby(rows, key=lambda row: (row.source_position, row.document_id)):
-            coming.append(_Document(list(group), store, tenant, find))
-            if len(coming) > AHEAD:
-                yield from coming.popleft().lines()
-        for document in coming:
-            yield from document.lines()
+            yield from _Document(list(group), store, tenant).lines()
 
 
 class _Document:
-    """The rows of one source, whose answers are looked for as soon as they are here. Its text is fetched only where an
-    answer is looked for in it."""
+    """The rows of one source. Its text is fetched only where an answer is looked for in it."""
 
-    def __init__(self, rows: list[ReportRow], store: ObjectStore, tenant: str, find: Find) -> None:
+    def __init__(self, rows: list[ReportRow], store: ObjectStore, tenant: str) -> None:
         self._rows = rows
         self._store, self._tenant = store, tenant
         self._text: str | None = None
         self._places: dict[tuple[int, int], Evidence | None] = {}  # by the question's position and section's start
-        self._searches = [self._begin(start, asked, find) for start, asked in self._asked().items()]
 
     def _asked(self) -> dict[tuple[int, int | None], list[ReportRow]]:
         """Answers to look for, by the part [start, stop) of the text in which they are."""
@@ -169,25 +153,22 @@ class _Document:
                     asked[start, stop].append(part)
         return asked
 
-    def _begin(
-        self, part: tuple[int, int | None], rows: list[ReportRow], find: Find
-    ) -> tuple[int, list[ReportRow], Callable[[], list[Evidence | None]]]:
+    def _look(self, start: int, stop: int | None, rows: list[ReportRow]) -> None:
         if self._text is None:
             self._text = get_text(self._store, self._tenant, self._rows[0].document_id or "")
-        start, stop = part
         text, left = self._text[start:stop], []
         for row in rows:
             place = quoted(row, text)
             self._places[row.question_position, start] = place
             if place is None and row.quote_prompt is None:
                 left.append(row)
-        search = Search(text, rows[0].page_starts, [row.answer or "" for row in left])
-        return start, left, find(search) if left else list
+        if left:
+            found = find_all(text, rows[0].page_starts, [row.answer or "" for row in left])
+            self._places.update(((row.question_position, start), place) for row, place in zip(left, found, strict=True))
 
     def lines(self) -> Iterator[LineInText]:
-        for start, rows, found in self._searches:
-            for row, place in zip(rows, found(), strict=True):
-                self._places[row.question_position, start] = place
+        for (start, stop), rows in self._asked().items():
+            self._look(start, stop, rows)
         for row in self._rows:
             if row.sections:
                 cells = tuple(self._section_cell(section) for section in row.sections)

@@ -13,7 +13,7 @@ from pipeline.errors import UnknownFormat
 from pipeline.report import files
 from pipeline.report.files import stream_report, write_reports
 from pipeline.report.formats import Format, out_files
-from pipeline.report.rows import report_lines
+from pipeline.report.rows import lines_in_text, report_lines
 from pipeline.report.text_sinks import CsvSink, JsonlSink, guarded
 from tests.pipeline.report.nights import TENANT, Night
 
@@ -59,7 +59,7 @@ def test_values_are_in_their_type_and_doubts_are_told(night: Night, job_id: str)
 
 
 def test_a_quote_stands_in_the_document_at_its_offsets(night: Night, job_id: str) -> None:
-    for found in files.lines_in_text(night.database, night.store, TENANT, job_id):
+    for found in lines_in_text(night.database, night.store, TENANT, job_id):
         cell = found.line.cell
         assert cell.verified == (cell.quote is not None)
         if cell.quote is not None:
@@ -75,7 +75,7 @@ def test_the_jsonl_holds_what_the_model_said_uncut(night: Night, job_id: str, tm
 
 def test_logprobs_are_in_the_jsonl_alone_and_only_where_asked_for(night: Night, job_id: str) -> None:
     logprobs = [{"id": 7, "text": "EUR", "logprob": -0.5, "top": []}]
-    first, second, *_ = files.lines_in_text(night.database, night.store, TENANT, job_id)
+    first, second, *_ = lines_in_text(night.database, night.store, TENANT, job_id)
     asked = replace(first.line, row=replace(first.line.row, logprobs=logprobs))
     table, objects = io.StringIO(), io.StringIO()
 
