@@ -1,67 +1,133 @@
-"""The rates of this machine with one model, measured for a plan in about a minute."""
+"""The rates of this machine with one model, measured for a plan in about a minute with a worker's own tasks."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from pathlib import Path
-from statistics import median
+from statistics import mean
+from typing import NamedTuple
 
-from kernels.decode import Decoder, DecodeRequest
-from kernels.kv import PrefixKV
 from kernels.params import GenerationParams
-from kernels.prefill import prefill
 from pipeline.errors import PlanError
-from pipeline.insight.workbench import ask, first_error, read, workbench
+from pipeline.insight.workbench import answers_of, ask, first_error, read, workbench
 from pipeline.planning.profiles import Device
 from tasks.decode import answer_waiting
 from tasks.engine import Engine
+from tasks.workplace import Workplace
 
 SHORT_TOKENS = 256
 LONG_TOKENS = 2048
-STEPS = 8
+OUTPUT_TOKENS = 16
 REPEATS = 3
 WORDS = "The parties agree that this section shall apply to each notice given under it. "
 QUESTION = "What is agreed?"
 
 
+class Sample(NamedTuple):
+    """Seconds of one document of `tokens` with `rows` questions: reading it, with the model and beside it; one step of
+    its answers; and what answering takes that is no step: rows, loading, the questions' own tokens."""
+
+    rows: int
+    tokens: int
+    prefill_s: float
+    around_prefill_s: float
+    step_s: float
+    around_steps_s: float
+
+
 def measure_device(engine: Engine, name: str, tell: Callable[[str], None] = lambda _text: None) -> Device:
-    """Reads a short and a long text, and answers one question and a full batch behind each.
+    """Reads short and long documents and answers half a batch and a whole one about each, as a worker does, with rows,
+    checks and a store. Sums count, so rates are means.
 
     Raises:
-        PlanError: the model's context is too short for two lengths.
+        PlanError: the model's context is too short for two lengths, or it could not read or answer.
     """
     long = min(LONG_TOKENS, engine.context_len - 256)
     if long < 2 * SHORT_TOKENS:
         raise PlanError(f"the model's context of {engine.context_len:,} tokens is too short to measure")
-    tell("Loading the model")
-    _read(engine, SHORT_TOKENS)  # warm
-    tell(f"Reading {SHORT_TOKENS:,} and {long:,} tokens")
-    short, short_s = _read(engine, SHORT_TOKENS)
-    whole, long_s = _read(engine, long)
-    # a·n + b·n² through both points; b may not be negative, and then a is that of the long text
-    square = max(0.0, (long_s / long - short_s / SHORT_TOKENS) / (long - SHORT_TOKENS))
-    linear = long_s / long - square * long
     batch = engine.settings.max_batch
-    tell(f"Answering 1 and {batch} questions behind both")
-    steps = {
-        (rows, prefix.length): _step_s(engine, rows, prefix) for prefix in (short, whole) for rows in sorted({1, batch})
+    counts = sorted({max(1, batch // 2), batch})  # of a few questions the answers would be guessed ahead
+    samples: list[Sample] = []
+    with workbench(engine) as place:
+        tell("Loading the model")
+        for at, tokens in enumerate((SHORT_TOKENS, long)):  # pays for what is done once in a process
+            _sample(place, f"{at}", tokens, batch)
+        for tokens in (SHORT_TOKENS, long):
+            for rows in counts:
+                times = "once" if rows == 1 else f"{rows} times at once"
+                tell(f"Reading {tokens:,} tokens and answering {times}")
+                samples += [_sample(place, f"{tokens} {rows} {at}", tokens, rows) for at in range(REPEATS)]
+    question_tokens = len(engine.prompter.question_ids(f"{QUESTION} 0"))
+    return rates(samples, name, question_tokens=question_tokens, kv_bytes_per_token=engine.model.prefix_bytes(1))
+
+
+def rates(samples: Iterable[Sample], name: str, *, question_tokens: int, kv_bytes_per_token: int) -> Device:
+    """Of samples with two lengths, and one number of rows or two."""
+    samples = list(samples)
+    means = {
+        at: Sample(*(mean(values) for values in zip(*(each for each in samples if each[:2] == at), strict=True)))
+        for at in {each[:2] for each in samples}
     }
-    per_step, per_row, per_token, both = _plane(steps, batch, long)
-    tell("Timing what a document and an answer take besides the model")
-    document_s, answer_s = _overheads(engine)
+    short, long = sorted({tokens for _, tokens in means})
+    few, many = min(rows for rows, _ in means), max(rows for rows, _ in means)
+    # a·n + b·n² through both points; b may not be negative, and then a is that of the long text
+    short_s, long_s = (mean(each.prefill_s for each in means.values() if each.tokens == at) for at in (short, long))
+    square = max(0.0, (long_s / long - short_s / short) / (long - short))
+    linear = long_s / long - square * long
+
+    def of_rows(figure: Callable[[Sample], float], tokens: int, known: float = 0.0) -> tuple[float, float]:
+        """What it takes whatever the rows, and for each of them, `known` where all samples have as many rows."""
+        least, most = figure(means[few, tokens]), figure(means[many, tokens])
+        slope = max(0.0, (most - least) / (many - few)) if many > few else known
+        return max(0.0, most - slope * many), slope
+
+    step_short, step_long = (of_rows(lambda each: each.step_s, at) for at in (short, long))
+    per_token, both = (
+        max(0.0, (ahead - back) / (long - short)) for back, ahead in zip(step_short, step_long, strict=True)
+    )
+    own = [question_tokens * (linear + 2 * square * at) for at in (short, long)]
+    around = [of_rows(lambda each: each.around_steps_s, *at) for at in zip((short, long), own, strict=True)]
+    # A plan has the overhead of a document twice: where it is read, and where it is answered.
+    twice = mean(each.around_prefill_s for each in means.values()) + mean(once for once, _ in around)
     return Device(
         name=name,
         origin="measured",
         prefill_s_per_token=linear,
         prefill_s_per_token2=square,
-        step_s=per_step,
-        step_s_per_row=per_row,
+        step_s=max(0.0, step_long[0] - per_token * long),
+        step_s_per_row=max(0.0, step_long[1] - both * long),
         step_s_per_token=per_token,
         step_s_per_row_token=both,
-        kv_bytes_per_token=engine.model.prefix_bytes(1),
-        document_overhead_s=document_s,
-        answer_overhead_s=answer_s,
+        kv_bytes_per_token=kv_bytes_per_token,
+        document_overhead_s=twice / 2,
+        answer_overhead_s=max(0.0, mean(slope for _, slope in around) - mean(own)),
     )
+
+
+def _sample(place: Workplace, name: str, tokens: int, rows: int) -> Sample:
+    params = GenerationParams(max_new_tokens=OUTPUT_TOKENS, ignore_eos=True)
+    questions = [f"{QUESTION} {at}" for at in range(rows)]
+    job_id, document_id = ask(place, text_of(place.engine, name, tokens), questions, params)
+    began = time.perf_counter()
+    row = read(place, document_id)
+    was_read = time.perf_counter()
+    if row is not None:
+        answer_waiting(place, row)
+    ended = time.perf_counter()
+    answers = answers_of(place, job_id)
+    if row is None or row.prefill_s is None or len(answers) < rows:
+        raise PlanError(f"the model could not read and answer a short text ({first_error(place, job_id)})")
+    step_s = mean((each.total_s - each.first_token_s) / (each.output_tokens - 1) for each in answers)
+    return Sample(
+        rows, tokens, row.prefill_s, was_read - began - row.prefill_s, step_s, ended - was_read - OUTPUT_TOKENS * step_s
+    )
+
+
+def text_of(engine: Engine, name: str, tokens: int) -> str:
+    """Of about so many tokens, template and all. Its name is where it begins: it shares no chunk with others."""
+    begin = f"Notice {name}. "
+    none, ten = (len(engine.prompter.prefix_ids(begin + WORDS * count)) for count in (0, 10))
+    return begin + WORDS * max(1, round(10 * (tokens - none) / (ten - none)))
 
 
 def profile_lines(device: Device) -> str:
@@ -73,69 +139,3 @@ def profile_lines(device: Device) -> str:
 
 def write_profile(device: Device, path: Path) -> None:
     path.write_text(profile_lines(device), encoding="utf-8")
-
-
-def _plane(steps: dict[tuple[int, int], float], batch: int, long: int) -> tuple[float, float, float, float]:
-    """What a step takes as a + b·rows + c·tokens + d·rows·tokens, through the measured points; none is negative."""
-
-    def line(at: int) -> tuple[float, float]:
-        one = steps[1, at]
-        slope = max(0.0, (steps[batch, at] - one) / (batch - 1)) if batch > 1 else 0.0
-        return max(0.0, one - slope), slope
-
-    (base_short, slope_short), (base_long, slope_long) = line(SHORT_TOKENS), line(long)
-    span = long - SHORT_TOKENS
-    per_token = max(0.0, (base_long - base_short) / span)
-    both = max(0.0, (slope_long - slope_short) / span)
-    return max(0.0, base_long - per_token * long), max(0.0, slope_long - both * long), per_token, both
-
-
-def _ids(engine: Engine, tokens: int) -> list[int]:
-    return engine.prompter.prefix_ids(WORDS * (tokens // 8 + 1))[:tokens]
-
-
-def _read(engine: Engine, tokens: int) -> tuple[PrefixKV, float]:
-    done = [prefill(engine.model, _ids(engine, tokens), stops=engine.chunk_stops(tokens)) for _ in range(REPEATS)]
-    return done[-1].kv, median(each.prefill_s for each in done)
-
-
-def _step_s(engine: Engine, rows: int, prefix: PrefixKV) -> float:
-    """Seconds of one step, once all have their first token."""
-    params = GenerationParams(max_new_tokens=STEPS + 1, ignore_eos=True)
-    ids = engine.prompter.question_ids(QUESTION)
-    times = []
-    for _ in range(REPEATS):
-        decoder = Decoder(engine.model, engine.prompter, max_batch=rows)
-        results = list(decoder.run([DecodeRequest(row, ids, params, prefix) for row in range(rows)]))
-        times.append(min(result.total_s - result.first_token_s for result in results) / STEPS)
-    return median(times)
-
-
-def _overheads(engine: Engine) -> tuple[float, float]:
-    """Seconds that a document and that an answer take beside the model: rows, store, checks. Documents are as short as
-    they can be, so that nearly nothing else is in them."""
-    params = GenerationParams(max_new_tokens=1, ignore_eos=True)
-    documents, answers = [], []
-    batch = engine.settings.max_batch
-    with workbench(engine) as place:
-        for number in range(REPEATS + 1):  # the first pays for what is done once in a process
-            took = {}
-            for count in (1, batch):
-                text = f"Notice {number} of {count}."
-                job_id, document_id = ask(place, text, [f"{QUESTION} {at}" for at in range(count)], params)
-                began = time.perf_counter()
-                row = read(place, document_id)
-                if row is None:
-                    raise PlanError(f"the model could not read a short text ({first_error(place, job_id)})")
-                was_read = time.perf_counter()
-                answer_waiting(place, row)
-                took[count] = time.perf_counter() - was_read
-                documents.append(was_read - began - (row.prefill_s or 0.0))
-            answers.append(max(0.0, took[batch] - took[1]) / max(1, batch - 1))
-    kv, _ = _read(engine, 64)
-    ids = engine.prompter.question_ids(f"{QUESTION} 0")
-    began = time.perf_counter()
-    one = [DecodeRequest(at, ids, params, kv) for at in range(batch)]
-    list(Decoder(engine.model, engine.prompter, max_batch=batch).run(one))
-    model_s = (time.perf_counter() - began) / batch
-    return median(documents[2:]), max(0.0, median(answers[1:]) - model_s)

@@ -3,7 +3,7 @@
 import os
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,25 +49,31 @@ class Worker:
 
 
 class Crew:
-    """Two workers of each pool beside Valkey, SeaweedFS and PostgreSQL. What ends is replaced at once."""
+    """Workers, two of each pool if nothing else is said, beside Valkey, SeaweedFS (or a folder) and PostgreSQL. What
+    ends is replaced at once."""
 
-    def __init__(self, folder: Path, settings: Mapping[str, str]) -> None:
+    def __init__(
+        self, folder: Path, settings: Mapping[str, str], pools: Sequence[str] = POOLS, *, store_in_folder: bool = False
+    ) -> None:
         self.folder = folder
         self.lease_s = float(settings["PLATEMAKER_LEASE_S"])
         self.broker = Valkey(folder / "valkey", None)
         self.store_server = SeaweedFS(folder / "seaweedfs", BUCKET)
         self.database_server = Postgres(folder / "postgres")
+        self._store_url = str(folder / "store") if store_in_folder else self.store_server.url
         self.workers: list[Worker] = []
         self.leaving: list[Worker] = []
         self.ended_alone: list[str] = []
         self.bad_ends: list[str] = []
-        self._settings = dict(settings)
+        self._settings, self._pools = dict(settings), pools
         self._started = 0
 
     @contextmanager
     def opened(self) -> Iterator[None]:
         """Servers up, tables made, workers launched; at the end everything is gone."""
-        servers: list[LocalServer] = [self.broker, self.store_server, self.database_server]
+        servers: list[LocalServer] = [self.broker, self.database_server]
+        if self._store_url == self.store_server.url:
+            servers.append(self.store_server)
         try:
             for server in servers:
                 server.dies_with_us = True
@@ -76,7 +82,7 @@ class Crew:
             with closing(Database(self._storage_settings())) as database, closing(self._open_store()) as store:
                 self.database, self.store = database, store
                 database.upgrade()
-                for pool in POOLS:
+                for pool in self._pools:
                     self.launch(pool)
                 yield
         finally:
@@ -173,7 +179,7 @@ class Crew:
         return {
             "PLATEMAKER_BROKER_URL": self.broker.url,
             "PLATEMAKER_DATABASE_URL": self.database_server.url,
-            "PLATEMAKER_STORE_URL": self.store_server.url,
+            "PLATEMAKER_STORE_URL": self._store_url,
             "PLATEMAKER_S3_ENDPOINT_URL": self.store_server.endpoint_url,
             "PLATEMAKER_S3_ACCESS_KEY_ID": self.store_server.access_key_id,
             "PLATEMAKER_S3_SECRET_ACCESS_KEY": self.store_server.secret_access_key,
@@ -185,6 +191,7 @@ class Crew:
         own = {
             "data_dir": self.folder / "chaos",
             "database_url": SecretStr(self.database_server.url),
+            "store_url": self._store_url,
             "patience_s": 0.0,
             "local_copies_mb": 0,
         }

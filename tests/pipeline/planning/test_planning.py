@@ -8,10 +8,10 @@ import pytest
 from pipeline.errors import PlanError
 from pipeline.planning.curves import cost_curve
 from pipeline.planning.fast import plan_fast
-from pipeline.planning.measure import profile_lines
+from pipeline.planning.measure import Sample, profile_lines, rates
 from pipeline.planning.mix import cheapest
-from pipeline.planning.profiles import load_profiles
-from pipeline.planning.service import Cluster
+from pipeline.planning.profiles import Device, load_profiles
+from pipeline.planning.service import Cluster, decode_times, prefill_times
 from pipeline.planning.simulate import simulate
 from pipeline.planning.workload import Workload, draw_lengths, read_histogram
 
@@ -101,3 +101,56 @@ def test_every_shipped_device_names_its_sources_and_a_measured_one_is_read_back(
     assert load_profiles(path).device("here", "any") == measured
     with pytest.raises(PlanError):
         shipped.device("here", "qwen2.5-7b")
+
+
+@pytest.mark.parametrize("counts", [(16, 32), (1,)])
+def test_rates_are_those_that_the_samples_were_made_with(counts: tuple[int, ...]) -> None:
+    device = replace(
+        H20,
+        name="here",
+        origin="measured",
+        prefill_s_per_token=4e-4,
+        prefill_s_per_token2=2e-8,
+        step_s=0.012,
+        step_s_per_row=3e-4,
+        step_s_per_token=4e-6,
+        step_s_per_row_token=1e-7,
+        document_overhead_s=0.05,
+        answer_overhead_s=0.002,
+    )
+    noises = (-0.02, 0.0, 0.02)
+    samples = [sample(device, rows, tokens, noise) for rows in counts for tokens in (256, 2048) for noise in noises]
+
+    found = rates(samples, "here", question_tokens=30, kv_bytes_per_token=int(device.kv_bytes_per_token))
+
+    if len(counts) == 2:
+        assert replace(found, name="", origin="").__dict__ == pytest.approx(
+            replace(device, name="", origin="").__dict__
+        )
+    for tokens in (256, 2048):
+        assert seconds(found, counts[0], tokens) == pytest.approx(seconds(device, counts[0], tokens), rel=0.02)
+
+
+def seconds(device: Device, rows: int, tokens: int) -> float:
+    made = sample(device, rows, tokens, 0.0)
+    return made.prefill_s + made.around_prefill_s + 16 * made.step_s + made.around_steps_s
+
+
+def sample(device: Device, rows: int, tokens: int, noise: float) -> Sample:
+    """What the plan has for such a document, of which loading is taken to cost nothing."""
+    work = Workload(np.array([float(tokens)]), rows, question_tokens=30, output_tokens=16)
+    cluster = Cluster(device, device, 1, 1, store_bytes_per_s=1e18, worker_bytes_per_s=1e18)
+    decode = decode_times(cluster, work)
+    all_steps_s = 16 * (device.step_s + rows * device.step_s_per_row) + 16 * tokens * (
+        device.step_s_per_token + rows * device.step_s_per_row_token
+    )
+    around_steps_s = float(decode.own_s[0]) + decode.shared_s(1) - all_steps_s
+    read_s = device.prefill_s(tokens)
+    return Sample(
+        rows,
+        tokens,
+        read_s * (1 + noise),
+        (float(prefill_times(cluster, work)[0]) - read_s) * (1 + noise),
+        all_steps_s / 16 * (1 + noise),
+        around_steps_s * (1 + noise),
+    )
