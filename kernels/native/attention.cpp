@@ -115,8 +115,8 @@ struct OwnWork {
         const char* v = static_cast<const char*>(c.v) + (piece.slot * c.v_slot + head * c.v_head) * size;
         for (i64 key = end > MOST_FETCHED ? end - MOST_FETCHED : 0; key < end; key++) {
             const char *one_k = k + key * c.k_token * size, *one_v = v + key * c.v_token * size;
-            for (i64 byte = 0; byte < c.dim * size; byte += 64) __builtin_prefetch(one_k + byte, 0, 2);
-            for (i64 byte = 0; byte < c.v_dim * size; byte += 64) __builtin_prefetch(one_v + byte, 0, 2);
+            for (i64 byte = 0; byte < c.dim * size; byte += 64) fetch_line(one_k + byte);
+            for (i64 byte = 0; byte < c.v_dim * size; byte += 64) fetch_line(one_v + byte);
         }
     }
 

@@ -21,7 +21,7 @@ typedef int32_t v4i __attribute__((vector_size(16)));
 
 template <typename T>
 inline void fetch(const T* p, int count) {
-    for (int i = 0; i < count; i += 64 / int(sizeof(T))) __builtin_prefetch(p + i);
+    for (int i = 0; i < count; i += 64 / int(sizeof(T))) fetch_line<3>(p + i);
 }
 
 // The sums of four vectors.

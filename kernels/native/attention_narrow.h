@@ -13,8 +13,9 @@ namespace {
 constexpr int NARROW_KEYS = 128;  // of a block
 
 // 32 keys x 32 dimensions -> [16 pairs of keys][32 dimensions], in the order in which `dimensions` finds them again.
-inline void pair_keys(const bf16* v, i64 stride, int keys, uint32_t* to) {
+inline void pair_keys(const bf16* v, i64 stride, int keys, uint32_t* to, Ahead& ahead) {
     for (int pair = 0; pair < 16; pair++) {
+        if (pair % 8 == 0) ahead.fetch();
         const __m512i nothing = _mm512_setzero_si512();
         const __m512i even = 2 * pair < keys ? _mm512_loadu_si512(v + 2 * pair * stride) : nothing;
         const __m512i odd = 2 * pair + 1 < keys ? _mm512_loadu_si512(v + (2 * pair + 1) * stride) : nothing;
@@ -41,7 +42,8 @@ inline Found attend_narrow(const Rows& rows, const Keys& keys, const Softmax& so
     const Panel& panel = panels[0];
     const i64 q_size = LANES * keys.dim / 2, k_size = NARROW_KEYS * keys.dim / 2, s_size = NARROW_KEYS * LANES;
     const i64 out_size = LANES * keys.v_dim, v_size = NARROW_KEYS * keys.v_dim / 2;
-    attention_scratch.reserve(size_t(q_size + k_size + 2 * s_size + 2 * out_size + v_size + (PerRow::SIZE + 1) * LANES) * 4);
+    const i64 row_size = (PerRow::SIZE + 1) * LANES;
+    attention_scratch.reserve(size_t(q_size + k_size + 2 * s_size + 2 * out_size + v_size + row_size) * 4);
     float* sums = reinterpret_cast<float*>(attention_scratch.memory);  // [v_dim / 32][16 rows][32]
     float* out = sums + out_size;
     float* s = out + out_size;
@@ -64,12 +66,13 @@ inline Found attend_narrow(const Rows& rows, const Keys& keys, const Softmax& so
         const i64 whole = (count + 31) / 32 * 32;
         const Side block = whole == count ? Side(k + from * keys.k_stride, keys.k_stride)
                                           : Side(whole_keys(keys, from, int(count), int(whole), k_copy), keys.dim);
-        multiply_pairs<1>(tiles, block, whole, q, keys.dim, s, false);
+        // A quarter is fetched beside the scores, a quarter beside the softmax, the rest while values are packed.
+        Ahead ahead(keys, from + NARROW_KEYS, NARROW_KEYS);
+        multiply_pairs<1>(tiles, block, whole, q, keys.dim, s, false, {}, [&] { ahead.fetch(); });
         __m512 decay;
         const bool masked = from < panel.full_low || from + whole > panel.full_high;
-        const Ahead ahead(keys, from + NARROW_KEYS, NARROW_KEYS, whole);
-        weigh_pairs<1>(s, int(whole), int32_t(from), kept.first, kept.stop, masked, softmax.softcap, ahead, kept.peak,
-                       kept.total, pairs, &decay);
+        weigh_pairs<1>(s, int(whole), int32_t(from), kept.first, kept.stop, masked, softmax.softcap, ahead,
+                       NARROW_KEYS / 16, kept.peak, kept.total, pairs, &decay);
         if (changes<1>(&decay)) {
             _mm512_storeu_ps(decays, decay);
             for (i64 at = 0; at < out_size; at += 16) {
@@ -84,7 +87,7 @@ inline Found attend_narrow(const Rows& rows, const Keys& keys, const Softmax& so
             for (int i = 0; i < 16; i++) _mm512_storeu_si512(turned + key * LANES / 2 + i * LANES, tile[i]);
             for (int d = 0; d < keys.v_dim; d += 32)
                 pair_keys(v + (from + key) * keys.v_stride + d, keys.v_stride, int(count - key),
-                          v_pairs + (d * NARROW_KEYS / 32 + key) * LANES);
+                          v_pairs + (d * NARROW_KEYS / 32 + key) * LANES, ahead);
         }
         const Side weights(reinterpret_cast<const bf16*>(turned), 32, 16 * 32, 0);
         for (int d = 0; d < keys.v_dim; d += 32)

@@ -16,31 +16,38 @@ constexpr int PAIR_WIDE = 2;       // vectors of query rows in a full panel
 constexpr int PAIR_KEYS = 2048;  // whose values are turned at once; they stay in the second cache
 constexpr int PAIR_STEP = 192;   // of a step of the softmax
 
-// Keys and values that are needed next. They are fetched while scores are weighed: memory has nothing to do then.
+// Keys and values that are needed next, fetched while others are computed with. They come from several places in turn:
+// memory gives lines of several pages sooner than those of one.
 struct Ahead {
+    static constexpr i64 PLACES = 4;
     const char *k, *v;
-    i64 k_row, v_row, count;
-    int k_bytes, v_bytes, per;
+    i64 k_row, v_row, part, left;
+    int k_bytes, v_bytes;
 
-    // `count` of them from key `from` on, spread over `per` keys that are weighed.
-    Ahead(const Keys& keys, i64 from, i64 count_, i64 per_)
+    // `count` of them from key `from` on.
+    Ahead(const Keys& keys, i64 from, i64 count)
         : k(static_cast<const char*>(keys.k) + 2 * from * keys.k_stride),
           v(static_cast<const char*>(keys.v) + 2 * from * keys.v_stride), k_row(2 * keys.k_stride),
-          v_row(2 * keys.v_stride), count(count_), k_bytes(2 * keys.dim), v_bytes(2 * keys.v_dim), per(int(per_)) {}
+          v_row(2 * keys.v_stride), part((count + PLACES - 1) / PLACES), left(part), k_bytes(2 * keys.dim),
+          v_bytes(2 * keys.v_dim) {}
 
-    // What belongs to the weighing of keys `at` and `at` + 1.
-    inline void fetch(int at) const {
-        for (i64 key = at * count / per; key < (at + 2) * count / per; key++) {
-            for (int byte = 0; byte < k_bytes; byte += 64) _mm_prefetch(k + key * k_row + byte, _MM_HINT_T1);
-            for (int byte = 0; byte < v_bytes; byte += 64) _mm_prefetch(v + key * v_row + byte, _MM_HINT_T1);
-        }
+    // The next one of each place.
+    inline void fetch() {
+        if (left == 0) return;
+        const i64 at = part - left--;
+        for (int byte = 0; byte < k_bytes; byte += 64)
+            for (i64 place = 0; place < PLACES; place++) fetch_line(k + (place * part + at) * k_row + byte);
+        for (int byte = 0; byte < v_bytes; byte += 64)
+            for (i64 place = 0; place < PLACES; place++) fetch_line(v + (place * part + at) * v_row + byte);
     }
 };
 
-// As `weigh` in floats: scores s [keys][N * 16] -> weights, as pairs of keys. Keys come in multiples of 32.
+// As `weigh` in floats: scores s [keys][N * 16] -> weights, as pairs of keys. Keys come in multiples of 32. Beside it so
+// many `fetches` are made.
 template <int N>
 inline void weigh_pairs(float* s, int keys, int32_t key0, const int32_t* first, const int32_t* stop, bool masked,
-                        float softcap, const Ahead& ahead, float* peak, float* total, uint32_t* pairs, __m512* decay) {
+                        float softcap, Ahead& ahead, i64 fetches, float* peak, float* total, uint32_t* pairs,
+                        __m512* decay) {
     if (masked || softcap != 0) cap_and_hide<N>(s, keys, key0, first, stop, masked, softcap);
     __m512 shift[N], sum[N];
     for (int n = 0; n < N; n++) {
@@ -56,8 +63,9 @@ inline void weigh_pairs(float* s, int keys, int32_t key0, const int32_t* first, 
         sum[n] = _mm512_setzero_ps();
         _mm512_storeu_ps(peak + n * LANES, top);
     }
+    i64 due = 0;
     for (int key = 0; key < keys; key += 2) {
-        ahead.fetch(key);
+        for (due += 2 * fetches; due >= keys; due -= keys) ahead.fetch();
         for (int n = 0; n < N; n++) {
             const __m512 low = exp2_roughly(_mm512_sub_ps(_mm512_loadu_ps(s + (key * N + n) * LANES), shift[n]));
             const __m512 high = exp2_roughly(_mm512_sub_ps(_mm512_loadu_ps(s + ((key + 1) * N + n) * LANES), shift[n]));
@@ -116,7 +124,7 @@ struct PairBlock {
 
 template <int N>
 void attend_pair_block(const Tiles& tiles, const Panel& panel, const PairBlock& block, i64 begin, i64 end, int dim,
-                       int v_dim, float softcap, const Ahead& ahead, const uint32_t* q, const int32_t* first,
+                       int v_dim, float softcap, Ahead& ahead, const uint32_t* q, const int32_t* first,
                        const int32_t* stop, float* s, const Found& found) {
     const int keys = int(end - begin);
     uint32_t* const pairs = reinterpret_cast<uint32_t*>(s);  // in place: a pair is half as large as its two scores
@@ -124,7 +132,7 @@ void attend_pair_block(const Tiles& tiles, const Panel& panel, const PairBlock& 
     multiply_pairs<N>(tiles, Side(k, block.k_stride), keys, q, dim, s, false);
     __m512 decay[N];
     const bool masked = begin < panel.full_low || end > panel.full_high;
-    weigh_pairs<N>(s, keys, int32_t(begin), first + panel.row, stop + panel.row, masked, softcap, ahead,
+    weigh_pairs<N>(s, keys, int32_t(begin), first + panel.row, stop + panel.row, masked, softcap, ahead, ahead.left,
                    found.peak + panel.row, found.total + panel.row, pairs, decay);
     float* out = found.out + panel.row * found.out_dim;
     if (changes<N>(decay))
@@ -217,7 +225,7 @@ inline Found attend_pairs(const Rows& rows, const Keys& keys, const Softmax& sof
                 end = begin + PAIR_STEP < last ? begin + PAIR_STEP : last;
                 if (end > behind) end = behind;
                 const i64 until = PAIR_KEYS * ++steps / all_steps;
-                const Ahead ahead(keys, to + fetched, until - fetched, end - begin);
+                Ahead ahead(keys, to + fetched, until - fetched);
                 fetched = until;
                 run(tiles, panel, block, begin, end, keys.dim, keys.v_dim, softmax.softcap, ahead,
                     q + panel.row * keys.dim / 2, kept.first, kept.stop, s, found);

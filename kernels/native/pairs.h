@@ -37,8 +37,8 @@ struct Fetch {
     const void *first = nullptr, *second = nullptr;
     int lines = 0;
     inline void line(i64 number) const {
-        _mm_prefetch(static_cast<const char*>(first) + number * 64, _MM_HINT_T1);
-        _mm_prefetch(static_cast<const char*>(second) + number * 64, _MM_HINT_T1);
+        fetch_line(static_cast<const char*>(first) + number * 64);
+        fetch_line(static_cast<const char*>(second) + number * 64);
     }
 };
 
@@ -104,8 +104,8 @@ inline void multiply_tiles(const Side& a, i64 tile, const uint32_t* b, i64 depth
     if (M > 1 && N > 1) _tile_stored(3, c + 16 * N * 16 + 16, ROW);
 }
 // The same for A of any number of 16 rows and B of depth 64, which stays in tiles.
-template <int N>
-inline void multiply_by_kept_tiles(const Side& a, i64 rows, const uint32_t* b, float* c) {
+template <int N, typename Beside>
+inline void multiply_by_kept_tiles(const Side& a, i64 rows, const uint32_t* b, float* c, const Beside& beside) {
     constexpr int ROW = N * 64;
     const bf16* left = a.first;
     _tile_loadd(4, b, ROW);
@@ -113,6 +113,7 @@ inline void multiply_by_kept_tiles(const Side& a, i64 rows, const uint32_t* b, f
     if (N > 1) _tile_loadd(6, b + 16, ROW);
     if (N > 1) _tile_loadd(7, b + 16 * N * 16 + 16, ROW);
     for (i64 row = 0; row < rows; row += 16, left += a.tile, c += 16 * N * 16) {
+        beside();
         _tile_zero(0);
         if (N > 1) _tile_zero(1);
         _tile_loadd(2, left, a.row * 2);
@@ -160,22 +161,36 @@ inline void multiply_vectors(const Side& a, i64 first, const uint32_t* b, i64 de
         for (int n = 0; n < N; n++) _mm512_storeu_ps(c + (m * N + n) * 16, sum[m][n]);
 }
 
-// c [rows][N * 16] = a [rows][depth] times b [depth / 2][N * 16], plus c where `add`.
-template <int N>
+struct Nothing {
+    void operator()() const {}
+};
+
+// c [rows][N * 16] = a [rows][depth] times b [depth / 2][N * 16], plus c where `add`. `beside` is called for each 16
+// rows.
+template <int N, typename Beside = Nothing>
 inline void multiply_pairs(const Tiles& tiles, const Side& a, i64 rows, const uint32_t* b, i64 depth, float* c,
-                           bool add, const Fetch& fetch = {}) {
+                           bool add, const Fetch& fetch = {}, const Beside& beside = {}) {
     i64 row = 0;
 #if defined(TILES)
     if (tiles.on && depth == 2 * PAIR_DEPTH && rows > 32 && !add) {
-        multiply_by_kept_tiles<N>(a, rows, b, c);
+        multiply_by_kept_tiles<N>(a, rows, b, c, beside);
         row = rows;
     } else if (tiles.on) {
-        for (; row + 32 <= rows; row += 32) multiply_tiles<2, N>(a, row / 16, b, depth, c + row * N * 16, add, fetch);
-        for (; row < rows; row += 16) multiply_tiles<1, N>(a, row / 16, b, depth, c + row * N * 16, add, fetch);
+        for (; row + 32 <= rows; row += 32) {
+            beside(), beside();
+            multiply_tiles<2, N>(a, row / 16, b, depth, c + row * N * 16, add, fetch);
+        }
+        for (; row < rows; row += 16) {
+            beside();
+            multiply_tiles<1, N>(a, row / 16, b, depth, c + row * N * 16, add, fetch);
+        }
     }
 #endif
     (void)tiles, (void)fetch;
-    for (; row < rows; row += 8) multiply_vectors<N>(a, row, b, depth, c + row * N * 16, add);
+    for (; row < rows; row += 8) {
+        if (row % 16 == 0) beside();
+        multiply_vectors<N>(a, row, b, depth, c + row * N * 16, add);
+    }
 }
 
 // Rows become columns: 16 vectors of 16 numbers of 32 bits.
