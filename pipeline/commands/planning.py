@@ -36,13 +36,14 @@ def plan(
         Path | None, typer.Option(metavar="FILE", help="Measure this machine and its model into FILE, and end.")
     ] = None,
     name: Annotated[str, typer.Option(help="What the measured device is called.")] = "here",
+    at_once: Annotated[int, typer.Option(min=1, help="Workers that share this machine; all measure together.")] = 1,
     plot: Annotated[Path | None, typer.Option(help="Draw cost per answer by questions (.png or .svg).")] = None,
     json_output: Json = False,
 ) -> None:
     """Say how many workers finish a night's contracts in time, when, and at what cost; or measure this machine."""
     console = Console(stderr=json_output)
     if measure is not None:
-        _measure(measure, name, console)
+        _measure(measure, name, at_once, console)
         return
     from pipeline.planning.curves import cost_curve
     from pipeline.planning.fast import plan_fast
@@ -118,11 +119,15 @@ def _workload(
     return Workload(draw_lengths(lengths, weights, contracts), questions, question_tokens, output_tokens)
 
 
-def _measure(path: Path, name: str, console: Console) -> None:
+def _measure(path: Path, name: str, at_once: int, console: Console) -> None:
     from kernels.settings import KernelSettings
     from pipeline.planning.measure import measure_device, write_profile
+    from storage.settings import StorageSettings
     from tasks.engine import Engine
 
-    device = measure_device(Engine(KernelSettings()), name, lambda text: console.print(text, style="dim"))
+    def tell(text: str) -> None:
+        console.print(text, style="dim")
+
+    device = measure_device(Engine(KernelSettings()), StorageSettings(), name, tell, at_once=at_once)
     write_profile(device, path)
     console.print(f"{path} holds the device {name}. Plan with --profiles {path} --prefill-device {name}.")

@@ -1,4 +1,4 @@
-"""A place of its own to measure in: empty database and store in a temporary folder, with a model that is loaded."""
+"""A place of its own to measure in: empty database and store, with a model that is loaded."""
 
 import hashlib
 import tempfile
@@ -14,7 +14,7 @@ from storage.database import Database, utc_now
 from storage.documents import put_text
 from storage.job_report import job_report
 from storage.jobs import NewQuestion, NewSource, create_job
-from storage.objects import open_store
+from storage.objects import open_store, scratch_store
 from storage.progress import Reading, job_readings
 from storage.retention import Lifetimes
 from storage.schema import AnswerRow, ItemRow, SnapshotRow
@@ -31,12 +31,32 @@ TENANT = "measuring"
 @contextmanager
 def workbench(engine: Engine) -> Iterator[Workplace]:
     """Nothing of it is seen by other workers, and nothing is left."""
+    with _own_folder(StorageSettings()) as storage, _opened(storage, engine, TaskSettings()) as place:
+        yield place
+
+
+@contextmanager
+def workbench_on(storage: StorageSettings, engine: Engine) -> Iterator[Workplace]:
+    """The same in a corner of a configured store, from which all snapshots are loaded: none stays in memory."""
+    with (
+        scratch_store(storage) as scratch,
+        _own_folder(scratch, store_url=scratch.store_url) as own,
+        _opened(own, engine, TaskSettings(memory_cache_mb=0)) as place,
+    ):
+        yield place
+
+
+@contextmanager
+def _own_folder(storage: StorageSettings, *, store_url: str | None = None) -> Iterator[StorageSettings]:
     with tempfile.TemporaryDirectory(prefix="platemaker-") as name:
-        storage = StorageSettings(data_dir=Path(name), database_url=None, store_url=None)
-        place = Workplace(Database(storage), open_store(storage), engine, TaskSettings(), Lifetimes.of(storage))
-        with closing(place):
-            place.database.upgrade()
-            yield place
+        yield storage.model_copy(update={"data_dir": Path(name), "database_url": None, "store_url": store_url})
+
+
+@contextmanager
+def _opened(storage: StorageSettings, engine: Engine, settings: TaskSettings) -> Iterator[Workplace]:
+    with closing(Workplace(Database(storage), open_store(storage), engine, settings, Lifetimes.of(storage))) as place:
+        place.database.upgrade()
+        yield place
 
 
 def ask(place: Workplace, text: str, questions: Sequence[str], params: GenerationParams) -> tuple[str, str]:

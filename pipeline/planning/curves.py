@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pipeline.planning.profiles import Device
-from pipeline.planning.service import Cluster, decode_times, one_piece_times, prefill_times
+from pipeline.planning.service import Cluster, decode_times, load_times, one_piece_times, prefill_times
 from pipeline.planning.workload import Workload
 
 
@@ -33,12 +33,11 @@ def cost_curve(
     """For one document of so many tokens."""
     one_piece, shared, split = [], [], []
     here = Cluster(device, device, 0, 1, store_bytes_per_s=bytes_per_s, worker_bytes_per_s=bytes_per_s)
-    moved_s = device.kv_bytes_per_token * tokens / bytes_per_s
     for count in questions:
         work = Workload(np.array([float(tokens)]), count, question_tokens, output_tokens)
         times = decode_times(here, work)
         answering = float(times.own_s[0]) + times.shared_s(1)
         split.append((float(prefill_times(here, work)[0]) + answering) / count)
-        shared.append((device.prefill_s(tokens) + answering - moved_s) / count)
+        shared.append((device.prefill_s(tokens) + answering - float(load_times(here, work)[0])) / count)
         one_piece.append(float(one_piece_times(device, work)[0]) / count)
     return Curve(tuple(questions), tuple(one_piece), tuple(shared), tuple(split))

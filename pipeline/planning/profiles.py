@@ -37,6 +37,7 @@ class Device:
     step_s_per_token: float
     step_s_per_row_token: float
     kv_bytes_per_token: float
+    load_s_per_token: float = 0.0  # of what a decode worker does to load a snapshot, from the store that was measured
     document_overhead_s: float = 0.0
     answer_overhead_s: float = 0.0
     price_per_hour: float | None = None

@@ -59,10 +59,17 @@ def prefill_times(cluster: Cluster, work: Workload) -> Numbers:
     return times
 
 
+def load_times(cluster: Cluster, work: Workload) -> Numbers:
+    """Seconds per document: as measured, or as long as its bytes take, if that is longer."""
+    device = cluster.decode
+    times: Numbers = work.tokens * max(device.load_s_per_token, device.kv_bytes_per_token / cluster.bytes_per_s)
+    return times
+
+
 def decode_times(cluster: Cluster, work: Workload) -> DecodeTimes:
     """Loading, the questions' own tokens, and each step's rows and shared KV."""
     device = cluster.decode
-    load = device.kv_bytes_per_token * work.tokens / cluster.bytes_per_s
+    load = load_times(cluster, work)
     asked = work.questions * work.question_tokens
     question = asked * (device.prefill_s_per_token + 2 * device.prefill_s_per_token2 * work.tokens)
     steps = np.ceil(work.questions / cluster.max_batch) * work.output_tokens

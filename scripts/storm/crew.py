@@ -79,7 +79,7 @@ class Crew:
                 server.dies_with_us = True
                 server.start()
             self._settings |= self._addresses()
-            with closing(Database(self._storage_settings())) as database, closing(self._open_store()) as store:
+            with closing(Database(self.storage_settings)) as database, closing(self._open_store()) as store:
                 self.database, self.store = database, store
                 database.upgrade()
                 for pool in self._pools:
@@ -186,7 +186,8 @@ class Crew:
             "PLATEMAKER_DATA_DIR": str(self.folder / "data"),
         }
 
-    def _storage_settings(self) -> StorageSettings:
+    @property
+    def storage_settings(self) -> StorageSettings:
         """Of this process, which waits for nothing: what does not answer is asked again in the next round."""
         own = {
             "data_dir": self.folder / "chaos",
@@ -198,4 +199,4 @@ class Crew:
         return self.store_server.settings().model_copy(update=own)
 
     def _open_store(self) -> ObjectStore:
-        return open_store(self._storage_settings())
+        return open_store(self.storage_settings)

@@ -1,5 +1,8 @@
+import secrets
+import shutil
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -29,6 +32,7 @@ __all__ = [
     "copies_of",
     "open_bucket",
     "open_store",
+    "scratch_store",
     "without_copies",
 ]
 
@@ -52,9 +56,31 @@ def open_store(
 
         store = MeasuredStore(S3Store(settings), settings.patience_s, tier="s3", note=note, stopping=stopping)
         return _with_copies(_guarded(store, breaker), settings, note)
-    folder = FolderStore(Path(unquote(urlsplit(url).path) if url.startswith("file://") else url))
-    store = MeasuredStore(folder, settings.patience_s, tier="folder", note=note, stopping=stopping)
+    store = MeasuredStore(
+        FolderStore(_folder_of(url)), settings.patience_s, tier="folder", note=note, stopping=stopping
+    )
     return _guarded(store, breaker)
+
+
+@contextmanager
+def scratch_store(settings: StorageSettings) -> Iterator[StorageSettings]:
+    """Settings of an empty store inside the one that is configured, where nothing of that is seen. Emptied at the end;
+    of a process that is killed, `scratch-…` stays."""
+    url = f"{settings.resolved_store_url().rstrip('/')}/scratch-{secrets.token_hex(8)}"
+    scratch = settings.model_copy(update={"store_url": url})
+    try:
+        yield scratch
+    finally:
+        if url.startswith("s3://"):
+            store = without_copies(open_store(scratch))
+            for key in list(store.keys()):
+                store.delete(key)
+        else:
+            shutil.rmtree(_folder_of(url), ignore_errors=True)
+
+
+def _folder_of(url: str) -> Path:
+    return Path(unquote(urlsplit(url).path) if url.startswith("file://") else url)
 
 
 def open_bucket(settings: StorageSettings, name: str) -> Bucket:

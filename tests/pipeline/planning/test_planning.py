@@ -115,6 +115,7 @@ def test_rates_are_those_that_the_samples_were_made_with(counts: tuple[int, ...]
         step_s_per_row=3e-4,
         step_s_per_token=4e-6,
         step_s_per_row_token=1e-7,
+        load_s_per_token=3e-5,
         document_overhead_s=0.05,
         answer_overhead_s=0.002,
     )
@@ -137,7 +138,7 @@ def seconds(device: Device, rows: int, tokens: int) -> float:
 
 
 def sample(device: Device, rows: int, tokens: int, noise: float) -> Sample:
-    """What the plan has for such a document, of which loading is taken to cost nothing."""
+    """What the plan has for such a document, whose bytes are taken to cost nothing by themselves."""
     work = Workload(np.array([float(tokens)]), rows, question_tokens=30, output_tokens=16)
     cluster = Cluster(device, device, 1, 1, store_bytes_per_s=1e18, worker_bytes_per_s=1e18)
     decode = decode_times(cluster, work)
