@@ -15,6 +15,7 @@ namespace {
 constexpr int PAIR_WIDE = 2;       // vectors of query rows in a full panel
 constexpr int PAIR_KEYS = 2048;  // whose values are turned at once; they stay in the second cache
 constexpr int PAIR_STEP = 192;   // of a step of the softmax
+constexpr float MARGIN = 16;     // in log 2: a score may be so much higher than those before, and the peak holds
 
 // Keys and values that are needed next, fetched while others are computed with. They come from several places in turn:
 // memory gives lines of several pages sooner than those of one.
@@ -43,7 +44,7 @@ struct Ahead {
 };
 
 // As `weigh` in floats: scores s [keys][N * 16] -> weights, as pairs of keys. Keys come in multiples of 32. Beside it so
-// many `fetches` are made.
+// many `fetches` are made. The peak that is kept lies MARGIN above the highest score so far, so that it seldom changes.
 template <int N>
 inline void weigh_pairs(float* s, int keys, int32_t key0, const int32_t* first, const int32_t* stop, bool masked,
                         float softcap, Ahead& ahead, i64 fetches, float* peak, float* total, uint32_t* pairs,
@@ -56,7 +57,9 @@ inline void weigh_pairs(float* s, int keys, int32_t key0, const int32_t* first, 
         for (int key = 0; key < keys; key += 4)  // where one is NaN the second is taken: its weight is NaN below
             for (int i = 0; i < 4; i++)
                 tops[i] = _mm512_max_ps(_mm512_loadu_ps(s + ((key + i) * N + n) * LANES), tops[i]);
-        const __m512 top = _mm512_max_ps(_mm512_max_ps(tops[0], tops[1]), _mm512_max_ps(tops[2], tops[3]));
+        __m512 top = _mm512_max_ps(_mm512_max_ps(tops[0], tops[1]), _mm512_max_ps(tops[2], tops[3]));
+        const __mmask16 grew = _mm512_cmp_ps_mask(top, before, _CMP_GT_OQ);
+        top = _mm512_mask_add_ps(before, grew, _mm512_roundscale_ps(top, 0x02), _mm512_set1_ps(MARGIN));
         const __mmask16 nothing = _mm512_cmp_ps_mask(top, _mm512_set1_ps(-INF), _CMP_EQ_OQ);
         shift[n] = _mm512_mask_mov_ps(top, nothing, _mm512_setzero_ps());
         decay[n] = (__m512)exp2((vf)_mm512_sub_ps(before, shift[n]));  // exactly 1 where nothing changed
@@ -77,6 +80,49 @@ inline void weigh_pairs(float* s, int keys, int32_t key0, const int32_t* first, 
         const __m512 so_far = _mm512_loadu_ps(total + n * LANES);
         _mm512_storeu_ps(total + n * LANES, _mm512_fmadd_ps(so_far, decay[n], sum[n]));
     }
+}
+
+// Whether there are peaks, and small enough for what `weigh_quickly` does.
+template <int N>
+inline bool holds(const float* peak) {
+    bool all = true;
+    for (int n = 0; n < N; n++)
+        all &= _mm512_cmp_ps_mask(_mm512_abs_ps(_mm512_loadu_ps(peak + n * LANES)), _mm512_set1_ps(1 << 20),
+                                  _CMP_NLE_UQ) == 0;
+    return all;
+}
+
+// The same behind earlier keys, as long as their peaks hold; false: they do not, or a score is no number, and nothing
+// but `pairs` was changed.
+template <int N, bool HIDDEN>
+inline bool weigh_quickly(const float* s, int keys, Ahead& ahead, i64 fetches, const float* peak, float* total,
+                          uint32_t* pairs) {
+    const Powers powers;
+    __m512 offset[N], sum[N];
+    __m512i seen[N];
+    for (int n = 0; n < N; n++) {
+        const __m512 shift = _mm512_loadu_ps(peak + n * LANES);
+        offset[n] = _mm512_sub_ps(_mm512_set1_ps(Powers::ONE), shift);
+        sum[n] = _mm512_setzero_ps();
+        seen[n] = _mm512_setzero_si512();
+    }
+    i64 due = 0;
+    for (int key = 0; key < keys; key += 2) {
+        for (due += 2 * fetches; due >= keys; due -= keys) ahead.fetch();
+        for (int n = 0; n < N; n++) {
+            const __m512i low = powers.steps<HIDDEN>(_mm512_loadu_ps(s + (key * N + n) * LANES), offset[n]);
+            const __m512i high = powers.steps<HIDDEN>(_mm512_loadu_ps(s + ((key + 1) * N + n) * LANES), offset[n]);
+            seen[n] = _mm512_ternarylogic_epi32(seen[n], low, high, 0xfe);
+            const __m512i pair = powers.paired(low, high);
+            sum[n] = _mm512_dpbf16_ps(sum[n], (__m512bh)_mm512_set1_epi32(0x3f803f80), (__m512bh)pair);
+            _mm512_storeu_si512(pairs + (key / 2 * N + n) * LANES, pair);
+        }
+    }
+    for (int n = 0; n < N; n++)
+        if (!powers.hold(seen[n])) return false;
+    for (int n = 0; n < N; n++)
+        _mm512_storeu_ps(total + n * LANES, _mm512_add_ps(_mm512_loadu_ps(total + n * LANES), sum[n]));
+    return true;
 }
 
 template <int N>
@@ -130,17 +176,22 @@ void attend_pair_block(const Tiles& tiles, const Panel& panel, const PairBlock& 
     uint32_t* const pairs = reinterpret_cast<uint32_t*>(s);  // in place: a pair is half as large as its two scores
     const bf16* k = block.k + (begin - block.begin) * block.k_stride;
     multiply_pairs<N>(tiles, Side(k, block.k_stride), keys, q, dim, s, false);
-    __m512 decay[N];
     const bool masked = begin < panel.full_low || end > panel.full_high;
-    weigh_pairs<N>(s, keys, int32_t(begin), first + panel.row, stop + panel.row, masked, softcap, ahead, ahead.left,
-                   found.peak + panel.row, found.total + panel.row, pairs, decay);
-    float* out = found.out + panel.row * found.out_dim;
-    if (changes<N>(decay))
-        for (int d = 0; d < v_dim; d++)
-            for (int n = 0; n < N; n++) {
-                float* at = out + (d * N + n) * LANES;
-                _mm512_storeu_ps(at, _mm512_mul_ps(_mm512_loadu_ps(at), decay[n]));
-            }
+    float *out = found.out + panel.row * found.out_dim, *peak = found.peak + panel.row,
+          *total = found.total + panel.row;
+    const bool quick = !masked && softcap == 0 && holds<N>(peak);
+    if (!quick || !weigh_quickly<N, false>(s, keys, ahead, ahead.left, peak, total, pairs)) {
+        __m512 decay[N];
+        if (quick) multiply_pairs<N>(tiles, Side(k, block.k_stride), keys, q, dim, s, false);
+        weigh_pairs<N>(s, keys, int32_t(begin), first + panel.row, stop + panel.row, masked, softcap, ahead, ahead.left,
+                       peak, total, pairs, decay);
+        if (changes<N>(decay))
+            for (int d = 0; d < v_dim; d++)
+                for (int n = 0; n < N; n++) {
+                    float* at = out + (d * N + n) * LANES;
+                    _mm512_storeu_ps(at, _mm512_mul_ps(_mm512_loadu_ps(at), decay[n]));
+                }
+    }
     const Side v(block.v + (begin - block.begin) * 16, 32, 32 * 16, PAIR_KEYS * 16);
     multiply_pairs<N>(tiles, v, v_dim, pairs, keys, out, true);
 }

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 #include <initializer_list>
+#include <vector>
 
 #include "attention.h"
 #include "bfloat16.h"
@@ -88,31 +89,41 @@ inline void copy(const float* from, i64 size, bf16* to) {
     for (i64 i = 0; i < size; i++) to[i] = to_bf16(from[i]);
 }
 
-// Writes the new keys and values [tokens, kv_heads, dim] of a document behind those of their slots; how many.
-template <typename T>
-i64 keep_own(const OwnCall& c, const float* k, const float* v, i64 dim) {
-    i64 token = 0;
-    T* const keys = static_cast<T*>(const_cast<void*>(c.k));
-    T* const values = static_cast<T*>(const_cast<void*>(c.v));
-    for (i64 slot = 0; slot < c.slots; slot++)
-        for (i64 at = c.lengths[slot]; at < c.lengths[slot] + c.counts[slot]; at++, token++)
-            for (i64 head = 0; head < c.kv_heads; head++) {
-                const i64 from = (token * c.kv_heads + head) * dim;
-                copy(k + from, dim, keys + slot * c.k_slot + head * c.k_head + at * c.k_token);
-                copy(v + from, dim, values + slot * c.v_slot + head * c.v_head + at * c.v_token);
-            }
-    return token;
+// Where the new keys and values of a token belong: behind those of a slot of a document's questions.
+struct Place {
+    i64 document, slot, at;
+};
+
+std::vector<Place> own_places(const OwnCall* own, i64 documents) {
+    std::vector<Place> places;
+    for (i64 document = 0; document < documents; document++) {
+        const OwnCall& c = own[document];
+        for (i64 slot = 0; slot < c.slots; slot++)
+            for (i64 at = c.lengths[slot]; at < c.lengths[slot] + c.counts[slot]; at++)
+                places.push_back({document, slot, at});
+    }
+    return places;
 }
 
-// The same for one token of a document that is being read, whose new tokens are the last of its keys.
+// Writes those of a token, [kv_heads, dim].
+template <typename T>
+void keep_own(const OwnCall& c, const Place& place, const float* k, const float* v, i64 dim) {
+    T* const keys = static_cast<T*>(const_cast<void*>(c.k)) + place.slot * c.k_slot + place.at * c.k_token;
+    T* const values = static_cast<T*>(const_cast<void*>(c.v)) + place.slot * c.v_slot + place.at * c.v_token;
+    for (i64 head = 0; head < c.kv_heads; head++) {
+        copy(k + head * dim, dim, keys + head * c.k_head);
+        copy(v + head * dim, dim, values + head * c.v_head);
+    }
+}
+
+// The same for a token of a document that is being read, whose new tokens are the last of its keys.
 template <typename T>
 void keep_read(const PrefixCall& c, i64 token, const float* k, const float* v, i64 dim) {
-    T* const keys = static_cast<T*>(const_cast<void*>(c.k));
-    T* const values = static_cast<T*>(const_cast<void*>(c.v));
-    const i64 at = c.keys - c.tokens + token;
+    T* const keys = static_cast<T*>(const_cast<void*>(c.k)) + (c.keys - c.tokens + token) * c.k_token;
+    T* const values = static_cast<T*>(const_cast<void*>(c.v)) + (c.keys - c.tokens + token) * c.v_token;
     for (i64 head = 0; head < c.kv_heads; head++) {
-        copy(k + (token * c.kv_heads + head) * dim, dim, keys + head * c.k_head + at * c.k_token);
-        copy(v + (token * c.kv_heads + head) * dim, dim, values + head * c.v_head + at * c.v_token);
+        copy(k + head * dim, dim, keys + head * c.k_head);
+        copy(v + head * dim, dim, values + head * c.v_head);
     }
 }
 
@@ -220,6 +231,7 @@ bool run(const DecoderCall& c) {
     float* const v = take(c.tokens * kv_size);
     float* const shared = take(shared_size);
     Maths maths(c, threads, memory);
+    const std::vector<Place> places = c.own ? own_places(c.own, c.documents) : std::vector<Place>();
 
     for (i64 at = 0; at < c.num_layers; at++) {
         const DecoderLayer& layer = c.layers[at];
@@ -258,16 +270,17 @@ bool run(const DecoderCall& c) {
                 if (layer.k_norm) normalise(x, layer.k_norm, c.dim, layer.k_eps, x);
                 rotate(x, cos, sin, layer.rotated);
             }
-            if (!own) keep_read<Kept>(*prefix, token, k, v, c.dim);
+            const float *new_k = k + token * kv_size, *new_v = v + token * kv_size;
+            if (own)
+                keep_own<Kept>(own[places[size_t(token)].document], places[size_t(token)], new_k, new_v, c.dim);
+            else
+                keep_read<Kept>(*prefix, token, new_k, new_v, c.dim);
         };
         if (!maths.normalised(layer.norm, layer.norm_eps, {{layer.q, layer.q_bias, q_size, q, false},
                                                            {layer.k, layer.k_bias, kv_size, k, false},
                                                            {layer.v, layer.v_bias, kv_size, v, false}}) ||
             !for_each_row(c.tokens, q_size + kv_size, threads, turn))
             return false;
-        token = 0;
-        for (i64 i = 0; own && i < c.documents; i++)
-            token += keep_own<Kept>(own[i], k + token * kv_size, v + token * kv_size, c.dim);
         if (!attend_prefixes(prefix, c.documents, threads.count, threads.parallel)) return false;
         if (own && !attend_owns(own, c.documents, threads.count, threads.parallel)) return false;
         if (!maths.linears(attended, q_size, {{layer.o, layer.o_bias, c.hidden, c.x, true}})) return false;

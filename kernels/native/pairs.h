@@ -6,10 +6,12 @@
 
 #pragma once
 
+#include <cmath>
+
 #include "bfloat16.h"
 #include "lanes.h"
 
-#if defined(__AVX512BF16__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && LANES == 16
+#if defined(__AVX512BF16__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__AVX512VBMI__) && LANES == 16
 #define PAIRS 1
 #include <immintrin.h>
 #if defined(__AMX_BF16__) && defined(__linux__) && !defined(NO_TILES)
@@ -259,6 +261,42 @@ inline __m512i paired(__m512 low, __m512 high) {
                                            5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
     return _mm512_permutexvar_epi16(order, (__m512i)_mm512_cvtne2ps_pbh(high, low));
 }
+
+// Powers of two as bfloat16, straight from numbers: added to a number so large that its last bit is worth 2^-7, x leaves
+// behind its whole part and the first seven bits of its fraction f, which are the bits of 2^x but for f + 1 - 2^f.
+struct Powers {
+    static constexpr float ZERO = 98304;        // 1.5 * 2^16: what comes out as 0, or 2^-127
+    static constexpr float ONE = ZERO + 127.0f;  // an exponent's bias more: what comes out as 1
+    __m512i less, more;                         // 128 * (f + 1 - 2^f), for each f of seven bits
+
+    Powers() {
+        static const Bytes of;
+        less = _mm512_load_si512(of.bytes), more = _mm512_load_si512(of.bytes + 64);
+    }
+    // The bits of x + offset, of which the lower half counts; with `HIDDEN` x may be as low as it likes.
+    template <bool HIDDEN>
+    static __m512i steps(__m512 x, __m512 offset) {
+        x = _mm512_add_ps(x, offset);
+        if (HIDDEN) x = _mm512_max_ps(x, _mm512_set1_ps(ZERO));
+        return _mm512_castps_si512(x);
+    }
+    __m512i paired(__m512i low, __m512i high) const {
+        const __m512i both = _mm512_mask_blend_epi16(0xaaaaaaaa, low, _mm512_slli_epi32(high, 16));
+        return _mm512_sub_epi16(both, _mm512_maskz_permutex2var_epi8(0x5555555555555555, less, both, more));
+    }
+    // Whether all steps that were joined in `seen` are of numbers from 2^-127 to below 2.
+    static bool hold(__m512i seen) {
+        const __m512i other = _mm512_xor_si512(seen, _mm512_castps_si512(_mm512_set1_ps(ZERO)));
+        return _mm512_test_epi32_mask(other, _mm512_set1_epi32(int(0xffffc000))) == 0;
+    }
+
+    struct Bytes {
+        alignas(64) uint8_t bytes[128];
+        Bytes() {
+            for (int f = 0; f < 128; f++) bytes[f] = uint8_t(std::lround(f + 128 - 128 * std::exp2(f / 128.0)));
+        }
+    };
+};
 
 }  // namespace
 
