@@ -71,9 +71,9 @@ inline Found attend_narrow(const Rows& rows, const Keys& keys, const Softmax& so
         multiply_pairs<1>(tiles, block, whole, q, keys.dim, s, false, {}, [&] { ahead.fetch(); });
         __m512 decay;
         const bool masked = from < panel.full_low || from + whole > panel.full_high;
-        weigh_pairs<1>(s, int(whole), int32_t(from), kept.first, kept.stop, masked, softmax.softcap, ahead,
-                       NARROW_KEYS / 16, kept.peak, kept.total, pairs, &decay);
-        if (changes<1>(&decay)) {
+        const auto again = [] {};  // here the pairs do not take the place of their scores
+        if (weigh_pairs<1>(s, int(whole), int32_t(from), kept.first, kept.stop, masked, softmax.softcap, ahead,
+                           NARROW_KEYS / 16, kept.peak, kept.total, pairs, &decay, again)) {
             _mm512_storeu_ps(decays, decay);
             for (i64 at = 0; at < out_size; at += 16) {
                 const __m512 by = _mm512_set1_ps(decays[at / 32 % LANES]);

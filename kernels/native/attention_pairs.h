@@ -46,7 +46,7 @@ struct Ahead {
 // As `weigh` in floats: scores s [keys][N * 16] -> weights, as pairs of keys. Keys come in multiples of 32. Beside it so
 // many `fetches` are made. The peak that is kept lies MARGIN above the highest score so far, so that it seldom changes.
 template <int N>
-inline void weigh_pairs(float* s, int keys, int32_t key0, const int32_t* first, const int32_t* stop, bool masked,
+inline void weigh_anew(float* s, int keys, int32_t key0, const int32_t* first, const int32_t* stop, bool masked,
                         float softcap, Ahead& ahead, i64 fetches, float* peak, float* total, uint32_t* pairs,
                         __m512* decay) {
     if (masked || softcap != 0) cap_and_hide<N>(s, keys, key0, first, stop, masked, softcap);
@@ -94,7 +94,7 @@ inline bool holds(const float* peak) {
 
 // The same behind earlier keys, as long as their peaks hold; false: they do not, or a score is no number, and nothing
 // but `pairs` was changed.
-template <int N, bool HIDDEN>
+template <int N>
 inline bool weigh_quickly(const float* s, int keys, Ahead& ahead, i64 fetches, const float* peak, float* total,
                           uint32_t* pairs) {
     const Powers powers;
@@ -110,8 +110,8 @@ inline bool weigh_quickly(const float* s, int keys, Ahead& ahead, i64 fetches, c
     for (int key = 0; key < keys; key += 2) {
         for (due += 2 * fetches; due >= keys; due -= keys) ahead.fetch();
         for (int n = 0; n < N; n++) {
-            const __m512i low = powers.steps<HIDDEN>(_mm512_loadu_ps(s + (key * N + n) * LANES), offset[n]);
-            const __m512i high = powers.steps<HIDDEN>(_mm512_loadu_ps(s + ((key + 1) * N + n) * LANES), offset[n]);
+            const __m512i low = powers.steps(_mm512_loadu_ps(s + (key * N + n) * LANES), offset[n]);
+            const __m512i high = powers.steps(_mm512_loadu_ps(s + ((key + 1) * N + n) * LANES), offset[n]);
             seen[n] = _mm512_ternarylogic_epi32(seen[n], low, high, 0xfe);
             const __m512i pair = powers.paired(low, high);
             sum[n] = _mm512_dpbf16_ps(sum[n], (__m512bh)_mm512_set1_epi32(0x3f803f80), (__m512bh)pair);
@@ -125,8 +125,16 @@ inline bool weigh_quickly(const float* s, int keys, Ahead& ahead, i64 fetches, c
     return true;
 }
 
-template <int N>
-inline bool changes(const __m512* decay) {
+// Either of them, the second where it does; `again` computes the scores once more. Whether what was summed up before has
+// to be multiplied by `decay`.
+template <int N, typename Again>
+inline bool weigh_pairs(float* s, int keys, int32_t key0, const int32_t* first, const int32_t* stop, bool masked,
+                        float softcap, Ahead& ahead, i64 fetches, float* peak, float* total, uint32_t* pairs,
+                        __m512* decay, const Again& again) {
+    const bool may_hold = !masked && softcap == 0 && holds<N>(peak);
+    if (may_hold && weigh_quickly<N>(s, keys, ahead, fetches, peak, total, pairs)) return false;
+    if (may_hold) again();
+    weigh_anew<N>(s, keys, key0, first, stop, masked, softcap, ahead, fetches, peak, total, pairs, decay);
     bool any = false;
     for (int n = 0; n < N; n++) any |= _mm512_cmp_ps_mask(decay[n], _mm512_set1_ps(1.0f), _CMP_NEQ_UQ) != 0;
     return any;
@@ -175,23 +183,18 @@ void attend_pair_block(const Tiles& tiles, const Panel& panel, const PairBlock& 
     const int keys = int(end - begin);
     uint32_t* const pairs = reinterpret_cast<uint32_t*>(s);  // in place: a pair is half as large as its two scores
     const bf16* k = block.k + (begin - block.begin) * block.k_stride;
-    multiply_pairs<N>(tiles, Side(k, block.k_stride), keys, q, dim, s, false);
+    auto scores = [&] { multiply_pairs<N>(tiles, Side(k, block.k_stride), keys, q, dim, s, false); };
+    scores();
+    __m512 decay[N];
     const bool masked = begin < panel.full_low || end > panel.full_high;
-    float *out = found.out + panel.row * found.out_dim, *peak = found.peak + panel.row,
-          *total = found.total + panel.row;
-    const bool quick = !masked && softcap == 0 && holds<N>(peak);
-    if (!quick || !weigh_quickly<N, false>(s, keys, ahead, ahead.left, peak, total, pairs)) {
-        __m512 decay[N];
-        if (quick) multiply_pairs<N>(tiles, Side(k, block.k_stride), keys, q, dim, s, false);
-        weigh_pairs<N>(s, keys, int32_t(begin), first + panel.row, stop + panel.row, masked, softcap, ahead, ahead.left,
-                       peak, total, pairs, decay);
-        if (changes<N>(decay))
-            for (int d = 0; d < v_dim; d++)
-                for (int n = 0; n < N; n++) {
-                    float* at = out + (d * N + n) * LANES;
-                    _mm512_storeu_ps(at, _mm512_mul_ps(_mm512_loadu_ps(at), decay[n]));
-                }
-    }
+    float* out = found.out + panel.row * found.out_dim;
+    if (weigh_pairs<N>(s, keys, int32_t(begin), first + panel.row, stop + panel.row, masked, softcap, ahead, ahead.left,
+                       found.peak + panel.row, found.total + panel.row, pairs, decay, scores))
+        for (int d = 0; d < v_dim; d++)
+            for (int n = 0; n < N; n++) {
+                float* at = out + (d * N + n) * LANES;
+                _mm512_storeu_ps(at, _mm512_mul_ps(_mm512_loadu_ps(at), decay[n]));
+            }
     const Side v(block.v + (begin - block.begin) * 16, 32, 32 * 16, PAIR_KEYS * 16);
     multiply_pairs<N>(tiles, v, v_dim, pairs, keys, out, true);
 }

@@ -273,18 +273,14 @@ struct Powers {
         static const Bytes of;
         less = _mm512_load_si512(of.bytes), more = _mm512_load_si512(of.bytes + 64);
     }
-    // The bits of x + offset, of which the lower half counts; with `HIDDEN` x may be as low as it likes.
-    template <bool HIDDEN>
-    static __m512i steps(__m512 x, __m512 offset) {
-        x = _mm512_add_ps(x, offset);
-        if (HIDDEN) x = _mm512_max_ps(x, _mm512_set1_ps(ZERO));
-        return _mm512_castps_si512(x);
-    }
+    // The bits of x + offset, of which the lower half counts.
+    static __m512i steps(__m512 x, __m512 offset) { return _mm512_castps_si512(_mm512_add_ps(x, offset)); }
+    // Of two rows, as pairs.
     __m512i paired(__m512i low, __m512i high) const {
         const __m512i both = _mm512_mask_blend_epi16(0xaaaaaaaa, low, _mm512_slli_epi32(high, 16));
         return _mm512_sub_epi16(both, _mm512_maskz_permutex2var_epi8(0x5555555555555555, less, both, more));
     }
-    // Whether all steps that were joined in `seen` are of numbers from 2^-127 to below 2.
+    // Whether all steps whose bits were joined in `seen` are of numbers from 2^-127 to below 2.
     static bool hold(__m512i seen) {
         const __m512i other = _mm512_xor_si512(seen, _mm512_castps_si512(_mm512_set1_ps(ZERO)));
         return _mm512_test_epi32_mask(other, _mm512_set1_epi32(int(0xffffc000))) == 0;

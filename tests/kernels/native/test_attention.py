@@ -1,5 +1,6 @@
 """The C++ against attention in float64, on random shapes, ranges and layouts."""
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -223,6 +224,40 @@ def test_a_far_larger_score_takes_all_the_weight(native: NativeBackend) -> None:
 
     assert torch.equal(found.out[0], v[0, 200].expand(5, -1))
     torch.testing.assert_close(found.lse[0], torch.full((5,), 64e4))
+
+
+@pytest.mark.parametrize("scores", ["rising", "falling", "jumping", "far below"])
+def test_scores_that_move_late_are_followed_in_bfloat16(scores: str, native: NativeBackend) -> None:
+    """Whole numbers, so that no score is rounded: in log 2, as they are kept."""
+    generator = torch.Generator().manual_seed(1)
+    at = torch.arange(2000)
+    ramp = {
+        "rising": at // 8 - 125,
+        "falling": 125 - at // 8,
+        "jumping": torch.where(at == 1500, 120, at % 7),
+        "far below": torch.where(at < 1000, 100, -200),
+    }[scores]
+    q, k = (torch.randint(-1, 2, (1, count, 64), generator=generator).to(torch.bfloat16) for count in (60, 2000))
+    v = torch.randn(1, 2000, 64, generator=generator).to(torch.bfloat16)
+    q[:, :, 0], k[0, :, 0] = 1, ramp.to(torch.bfloat16)
+
+    found = native.shared(
+        DecodeRows([1] * 20, [5] * 20, CPU), q, k, v, scale=math.log(2), window=EVERYTHING, softcap=None
+    )
+
+    expected, lse = exact(q[0], k[0], v[0], torch.ones(60, 2000, dtype=torch.bool), scale=math.log(2), softcap=None)
+    torch.testing.assert_close(found.out[0, 0].double(), expected, atol=2e-2, rtol=2e-2)
+    torch.testing.assert_close(found.lse[0, 0].double(), lse, atol=1e-2, rtol=1e-4)
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")])
+def test_a_late_key_that_is_no_number_is_seen_in_bfloat16(number: float, native: NativeBackend) -> None:
+    q, k, v = ((torch.rand(1, count, 64) + 0.1).to(torch.bfloat16) for count in (60, 2000, 2000))
+    k[0, 1700, 3] = number
+
+    found = native.shared(DecodeRows([1] * 20, [5] * 20, CPU), q, k, v, scale=0.125, window=EVERYTHING, softcap=None)
+
+    assert found.out.isfinite().any() == (number == float("-inf"))  # which gets no weight
 
 
 @pytest.mark.parametrize("case", range(1))
