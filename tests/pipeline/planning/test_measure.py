@@ -22,7 +22,7 @@ def s3_storage(s3_server: SeaweedFS, tmp_path: Path) -> StorageSettings:
     return s3_server.settings().model_copy(update=own)
 
 
-@pytest.mark.parametrize(("kind", "at_once"), [("folder", 1), ("s3", 2)])
+@pytest.mark.parametrize(("kind", "at_once"), [("folder", 2), ("s3", 1)])
 def test_a_machine_is_measured_in_its_own_store_and_nothing_is_left_there(
     kind: str, at_once: int, tiny_model: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
