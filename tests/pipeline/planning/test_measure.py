@@ -32,7 +32,11 @@ def test_a_machine_is_measured_in_its_own_store_and_nothing_is_left_there(
     told: list[str] = []
 
     device = measure_device(
-        Engine(KernelSettings(model=str(tiny_model), max_batch=4)), storage, "here", told.append, at_once=at_once
+        Engine(KernelSettings(model=str(tiny_model), max_batch=4, threads=1)),
+        storage,
+        "here",
+        told.append,
+        at_once=at_once,
     )
 
     assert device.prefill_s(1000) > 0
