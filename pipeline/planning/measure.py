@@ -4,7 +4,7 @@ import multiprocessing
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from itertools import count, product
 from multiprocessing.connection import Connection
@@ -83,7 +83,7 @@ def busy_beside(
     """So many processes read and answer meanwhile; what they take is not counted.
 
     Raises:
-        PlanError: one of them could not begin.
+        PlanError: one of them could not begin, or ended too soon.
     """
     context = multiprocessing.get_context("spawn")
     stop = context.Event()
@@ -100,10 +100,12 @@ def busy_beside(
                 try:
                     problem = here.recv()
                 except EOFError:
-                    problem = "it was ended."
+                    problem = "it was ended"
             if problem is not None:
-                raise PlanError(f"a process that was to work beside this one did not begin: {problem[:-1]}")
+                raise PlanError(f"a process that was to work beside this one did not begin: {problem.rstrip('.')}")
         yield
+        if not all(other.is_alive() for other in others):
+            raise PlanError("a process that worked beside this one has ended, so nothing was measured; measure again")
     finally:
         stop.set()
         for other in others:
@@ -126,7 +128,8 @@ def _be_busy(kernel: KernelSettings, storage: StorageSettings, begun: Connection
                         return
                     _sample(place, f"{at} {rows}", tokens, rows)
     except Exception as exc:
-        begun.send(str(exc))
+        with suppress(OSError):  # nobody listens any more: that it ended is enough
+            begun.send(str(exc) or type(exc).__name__)
 
 
 def _lengths(engine: Engine) -> tuple[int, int]:

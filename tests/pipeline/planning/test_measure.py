@@ -1,3 +1,4 @@
+import multiprocessing
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,18 @@ def test_a_process_that_cannot_work_beside_is_told_of(tmp_path: Path) -> None:
         busy_beside(kernel, StorageSettings(data_dir=tmp_path), 1, lambda _text: None),
     ):
         raise AssertionError("nothing works beside")
+
+
+def test_a_process_that_ends_too_soon_is_told_of(tiny_model: Path, tmp_path: Path) -> None:
+    kernel = KernelSettings(model=str(tiny_model), max_batch=4, threads=1)
+
+    with (
+        pytest.raises(PlanError, match="has ended"),
+        busy_beside(kernel, StorageSettings(data_dir=tmp_path), 1, lambda _text: None),
+    ):
+        (other,) = multiprocessing.active_children()
+        other.kill()
+        other.join()
 
 
 @pytest.mark.parametrize("kind", ["folder", "s3"])
