@@ -47,8 +47,8 @@ struct Ahead {
 // many `fetches` are made. The peak that is kept lies MARGIN above the highest score so far, so that it seldom changes.
 template <int N>
 inline void weigh_anew(float* s, int keys, int32_t key0, const int32_t* first, const int32_t* stop, bool masked,
-                        float softcap, Ahead& ahead, i64 fetches, float* peak, float* total, uint32_t* pairs,
-                        __m512* decay) {
+                       float softcap, Ahead& ahead, i64 fetches, float* peak, float* total, uint32_t* pairs,
+                       __m512* decay) {
     if (masked || softcap != 0) cap_and_hide<N>(s, keys, key0, first, stop, masked, softcap);
     __m512 shift[N], sum[N];
     for (int n = 0; n < N; n++) {
@@ -101,8 +101,7 @@ inline bool weigh_quickly(const float* s, int keys, Ahead& ahead, i64 fetches, c
     __m512 offset[N], sum[N];
     __m512i seen[N];
     for (int n = 0; n < N; n++) {
-        const __m512 shift = _mm512_loadu_ps(peak + n * LANES);
-        offset[n] = _mm512_sub_ps(_mm512_set1_ps(Powers::ONE), shift);
+        offset[n] = _mm512_sub_ps(_mm512_set1_ps(Powers::ONE), _mm512_loadu_ps(peak + n * LANES));
         sum[n] = _mm512_setzero_ps();
         seen[n] = _mm512_setzero_si512();
     }
@@ -125,8 +124,8 @@ inline bool weigh_quickly(const float* s, int keys, Ahead& ahead, i64 fetches, c
     return true;
 }
 
-// Either of them, the second where it does; `again` computes the scores once more. Whether what was summed up before has
-// to be multiplied by `decay`.
+// Quickly where that can be done, else anew: `again` computes the scores once more if they are gone by then. Whether what
+// was summed up before has to be multiplied by `decay`.
 template <int N, typename Again>
 inline bool weigh_pairs(float* s, int keys, int32_t key0, const int32_t* first, const int32_t* stop, bool masked,
                         float softcap, Ahead& ahead, i64 fetches, float* peak, float* total, uint32_t* pairs,
