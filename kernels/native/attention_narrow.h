@@ -72,7 +72,7 @@ inline Found attend_narrow(const Rows& rows, const Keys& keys, const Softmax& so
         __m512 decay;
         const bool masked = from < panel.full_low || from + whole > panel.full_high;
         const auto again = [] {};  // here the pairs do not take the place of their scores
-        if (weigh_pairs<1>(s, int(whole), int32_t(from), kept.first, kept.stop, masked, softmax.softcap, ahead,
+        if (weigh_pairs<1>(tiles, s, int(whole), int32_t(from), kept.first, kept.stop, masked, softmax.softcap, ahead,
                            NARROW_KEYS / 16, kept.peak, kept.total, pairs, &decay, again)) {
             _mm512_storeu_ps(decays, decay);
             for (i64 at = 0; at < out_size; at += 16) {
@@ -81,6 +81,7 @@ inline Found attend_narrow(const Rows& rows, const Keys& keys, const Softmax& so
             }
         }
         for (i64 key = 0; key < whole; key += 32) {
+            tiles.stay_awake();
             __m512i tile[16];
             for (int i = 0; i < 16; i++) tile[i] = _mm512_loadu_si512(pairs + (key / 2 + i) * LANES);
             transpose(tile);
@@ -91,8 +92,8 @@ inline Found attend_narrow(const Rows& rows, const Keys& keys, const Softmax& so
         }
         const Side weights(reinterpret_cast<const bf16*>(turned), 32, 16 * 32, 0);
         for (int d = 0; d < keys.v_dim; d += 32)
-            multiply_pairs<2>(tiles, weights, LANES, v_pairs + d * NARROW_KEYS / 32 * LANES, whole, sums + d * LANES,
-                              true);
+            multiply_pairs<2, Once::B>(tiles, weights, LANES, v_pairs + d * NARROW_KEYS / 32 * LANES, whole,
+                                       sums + d * LANES, true);
     }
     for (int d = 0; d < keys.v_dim / 32; d++)
         for (int row = 0; row < rows.count; row++)

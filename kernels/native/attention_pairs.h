@@ -46,9 +46,9 @@ struct Ahead {
 // As `weigh` in floats: scores s [keys][N * 16] -> weights, as pairs of keys. Keys come in multiples of 32. Beside it so
 // many `fetches` are made. The peak that is kept lies MARGIN above the highest score so far, so that it seldom changes.
 template <int N>
-inline void weigh_anew(float* s, int keys, int32_t key0, const int32_t* first, const int32_t* stop, bool masked,
-                       float softcap, Ahead& ahead, i64 fetches, float* peak, float* total, uint32_t* pairs,
-                       __m512* decay) {
+inline void weigh_anew(const Tiles& tiles, float* s, int keys, int32_t key0, const int32_t* first, const int32_t* stop,
+                       bool masked, float softcap, Ahead& ahead, i64 fetches, float* peak, float* total,
+                       uint32_t* pairs, __m512* decay) {
     if (masked || softcap != 0) cap_and_hide<N>(s, keys, key0, first, stop, masked, softcap);
     __m512 shift[N], sum[N];
     for (int n = 0; n < N; n++) {
@@ -69,6 +69,7 @@ inline void weigh_anew(float* s, int keys, int32_t key0, const int32_t* first, c
     i64 due = 0;
     for (int key = 0; key < keys; key += 2) {
         for (due += 2 * fetches; due >= keys; due -= keys) ahead.fetch();
+        if (key % 32 == 0) tiles.stay_awake();
         for (int n = 0; n < N; n++) {
             const __m512 low = exp2_roughly(_mm512_sub_ps(_mm512_loadu_ps(s + (key * N + n) * LANES), shift[n]));
             const __m512 high = exp2_roughly(_mm512_sub_ps(_mm512_loadu_ps(s + ((key + 1) * N + n) * LANES), shift[n]));
@@ -95,8 +96,8 @@ inline bool holds(const float* peak) {
 // The same behind earlier keys, as long as their peaks hold; false: they do not, or a score is no number, and nothing
 // but `pairs` was changed.
 template <int N>
-inline bool weigh_quickly(const float* s, int keys, Ahead& ahead, i64 fetches, const float* peak, float* total,
-                          uint32_t* pairs) {
+inline bool weigh_quickly(const Tiles& tiles, const float* s, int keys, Ahead& ahead, i64 fetches, const float* peak,
+                          float* total, uint32_t* pairs) {
     const Powers powers;
     __m512 offset[N], sum[N];
     __m512i seen[N];
@@ -108,6 +109,7 @@ inline bool weigh_quickly(const float* s, int keys, Ahead& ahead, i64 fetches, c
     i64 due = 0;
     for (int key = 0; key < keys; key += 2) {
         for (due += 2 * fetches; due >= keys; due -= keys) ahead.fetch();
+        if (key % 32 == 0) tiles.stay_awake();
         for (int n = 0; n < N; n++) {
             const __m512i low = powers.steps(_mm512_loadu_ps(s + (key * N + n) * LANES), offset[n]);
             const __m512i high = powers.steps(_mm512_loadu_ps(s + ((key + 1) * N + n) * LANES), offset[n]);
@@ -127,13 +129,13 @@ inline bool weigh_quickly(const float* s, int keys, Ahead& ahead, i64 fetches, c
 // Quickly where that can be done, else anew: `again` computes the scores once more if they are gone by then. Whether what
 // was summed up before has to be multiplied by `decay`.
 template <int N, typename Again>
-inline bool weigh_pairs(float* s, int keys, int32_t key0, const int32_t* first, const int32_t* stop, bool masked,
-                        float softcap, Ahead& ahead, i64 fetches, float* peak, float* total, uint32_t* pairs,
-                        __m512* decay, const Again& again) {
+inline bool weigh_pairs(const Tiles& tiles, float* s, int keys, int32_t key0, const int32_t* first,
+                        const int32_t* stop, bool masked, float softcap, Ahead& ahead, i64 fetches, float* peak,
+                        float* total, uint32_t* pairs, __m512* decay, const Again& again) {
     const bool may_hold = !masked && softcap == 0 && holds<N>(peak);
-    if (may_hold && weigh_quickly<N>(s, keys, ahead, fetches, peak, total, pairs)) return false;
+    if (may_hold && weigh_quickly<N>(tiles, s, keys, ahead, fetches, peak, total, pairs)) return false;
     if (may_hold) again();
-    weigh_anew<N>(s, keys, key0, first, stop, masked, softcap, ahead, fetches, peak, total, pairs, decay);
+    weigh_anew<N>(tiles, s, keys, key0, first, stop, masked, softcap, ahead, fetches, peak, total, pairs, decay);
     bool any = false;
     for (int n = 0; n < N; n++) any |= _mm512_cmp_ps_mask(decay[n], _mm512_set1_ps(1.0f), _CMP_NEQ_UQ) != 0;
     return any;
@@ -187,8 +189,8 @@ void attend_pair_block(const Tiles& tiles, const Panel& panel, const PairBlock& 
     __m512 decay[N];
     const bool masked = begin < panel.full_low || end > panel.full_high;
     float* out = found.out + panel.row * found.out_dim;
-    if (weigh_pairs<N>(s, keys, int32_t(begin), first + panel.row, stop + panel.row, masked, softcap, ahead, ahead.left,
-                       found.peak + panel.row, found.total + panel.row, pairs, decay, scores))
+    if (weigh_pairs<N>(tiles, s, keys, int32_t(begin), first + panel.row, stop + panel.row, masked, softcap, ahead,
+                       ahead.left, found.peak + panel.row, found.total + panel.row, pairs, decay, scores))
         for (int d = 0; d < v_dim; d++)
             for (int n = 0; n < N; n++) {
                 float* at = out + (d * N + n) * LANES;

@@ -88,10 +88,10 @@ bool multiply_packed(const Packed& x, const Linear* layers, int count, int threa
                     float* sum = sums[blocks == 1 ? 0 : panel - first];
                     const bf16* next = w + (n + strip) * x.in;
                     const bool fetches = blocks == 1 && n + strip < end;
-                    multiply_pairs<N>(tiles, Side(w + n * x.in + k, x.in), strip, x.at(panel, k),
-                                      std::min(block, x.in - k), sum, k > 0,
-                                      fetches ? fetch_rows(next, next + 16 * x.in, x.in, panel - first, last - first)
-                                              : Fetch());
+                    const Fetch fetch =
+                        fetches ? fetch_rows(next, next + 16 * x.in, x.in, panel - first, last - first) : Fetch();
+                    multiply_pairs<N, Once::B>(tiles, Side(w + n * x.in + k, x.in), strip, x.at(panel, k),
+                                               std::min(block, x.in - k), sum, k > 0, fetch);
                     if (k + block < x.in) continue;
                     for (i64 at = 0; at < strip; at += 16)
                         for (int i = 0; i < N; i++) {
@@ -133,9 +133,9 @@ bool gate_packed(const Packed& x, const Linear& gate, const Linear& up, const Pa
             const Side both(w, x.in, PAIR_DEPTH, between);
             for (i64 panel = first; panel < last; panel++) {
                 const bf16* next = w + 16 * x.in;
-                multiply_pairs<N>(tiles, both, 32, x.at(panel, 0), x.in, sums[0][0], false,
-                                  n + 16 < end ? fetch_rows(next, next + between, x.in, panel - first, last - first)
-                                               : Fetch());
+                const Fetch fetch =
+                    n + 16 < end ? fetch_rows(next, next + between, x.in, panel - first, last - first) : Fetch();
+                multiply_pairs<N, Once::B>(tiles, both, 32, x.at(panel, 0), x.in, sums[0][0], false, fetch);
                 uint32_t* to = out.at(panel, n);
                 for (int i = 0; i < 16; i += 2)
                     for (int j = 0; j < N; j++) {
