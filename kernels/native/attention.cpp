@@ -56,20 +56,28 @@ struct PrefixWork {
         tasks = c.kv_heads * c.parts * blocks;
     }
 
-    void run(i64 task, int) const {
-        const i64 q_size = c.q_type ? 2 : 4, kv_size = c.kv_type ? 2 : 4;
+    Keys keys(i64 task) const {
+        const i64 size = c.kv_type ? 2 : 4, head = task / (c.parts * blocks), part = task / blocks % c.parts;
+        const i64 begin = c.begin + part * step < c.keys ? c.begin + part * step : c.keys;
+        const i64 end = begin + step < c.keys ? begin + step : c.keys;
+        return {static_cast<const char*>(c.k) + head * c.k_head * size,
+                static_cast<const char*>(c.v) + head * c.v_head * size,
+                c.k_token, c.v_token, begin, end, int(c.dim), int(c.v_dim)};
+    }
+
+    // `other`: the work of which this thread will probably run `next` afterwards; null: none.
+    void run(i64 task, const PrefixWork* other, i64 next) const {
+        const i64 q_size = c.q_type ? 2 : 4;
         const i64 head = task / (c.parts * blocks), part = task / blocks % c.parts;
         const i64 first_row = (blocks - 1 - task % blocks) * c.rows_per_task;  // later rows see more keys: first
         const i64 count = rows - first_row < c.rows_per_task ? rows - first_row : c.rows_per_task;
-        const i64 begin = c.begin + part * step < c.keys ? c.begin + part * step : c.keys;
-        const i64 end = begin + step < c.keys ? begin + step : c.keys;
         const Rows these = {static_cast<const char*>(c.q) + head * c.q_head * q_size, c.q_type == 1, c.q_token,
                             c.q_member, first_row, count, int(c.group), c.keys - c.tokens, c.positions, c.window};
-        const Keys keys = {static_cast<const char*>(c.k) + head * c.k_head * kv_size,
-                           static_cast<const char*>(c.v) + head * c.v_head * kv_size,
-                           c.k_token, c.v_token, begin, end, int(c.dim), int(c.v_dim)};
+        const Keys coming = (other ? *other : *this).keys(other ? next : task);
+        Keys now = keys(task);
+        if (other) now.next = &coming;
         const Softmax softmax = {float(c.scale), float(c.softcap)};
-        const Found found = c.kv_type ? attend<bf16>(these, keys, softmax) : attend<float>(these, keys, softmax);
+        const Found found = c.kv_type ? attend<bf16>(these, now, softmax) : attend<float>(these, now, softmax);
         for (i64 row = 0; row < count; row++) {
             const float* values = found.out + row * found.out_dim;
             const i64 to = (part * c.kv_heads + head) * rows + first_row + row;
@@ -107,7 +115,6 @@ struct OwnWork {
 
     // The keys and values of a task lie in a place of their own: they are fetched while another one is computed.
     void fetch_for(i64 task) const {
-        if (task >= tasks) return;
         const Piece& piece = pieces[size_t(task / c.kv_heads)];
         const i64 size = c.kv_type ? 2 : 4, head = task % c.kv_heads;
         const i64 end = c.lengths[piece.slot] + piece.first + piece.tokens;
@@ -120,8 +127,8 @@ struct OwnWork {
         }
     }
 
-    void run(i64 task, int threads) const {
-        fetch_for(task + threads);  // mostly this thread's next
+    void run(i64 task, const OwnWork* other, i64 next) const {
+        if (other) other->fetch_for(next);
         const i64 q_size = c.q_type ? 2 : 4, kv_size = c.kv_type ? 2 : 4, all = c.tokens * c.group;
         const Piece& piece = pieces[size_t(task / c.kv_heads)];
         const i64 head = task % c.kv_heads;
@@ -178,7 +185,10 @@ bool run_all(const Call* calls, i64 count, int threads, Parallel parallel) {
         return for_each_task(tasks, threads, parallel, [&](i64 task) {
             size_t at = 0;
             for (; task >= works[at].tasks; at++) task -= works[at].tasks;
-            works[at].run(task, threads);
+            size_t after = at;
+            i64 next = task + threads;  // mostly this thread's next
+            for (; after < works.size() && next >= works[after].tasks; after++) next -= works[after].tasks;
+            works[at].run(task, after < works.size() ? &works[after] : nullptr, next);
         });
     } catch (const std::bad_alloc&) {
         return false;

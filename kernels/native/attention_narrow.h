@@ -67,7 +67,7 @@ inline Found attend_narrow(const Rows& rows, const Keys& keys, const Softmax& so
         const Side block = whole == count ? Side(k + from * keys.k_stride, keys.k_stride)
                                           : Side(whole_keys(keys, from, int(count), int(whole), k_copy), keys.dim);
         // A quarter is fetched beside the scores, a quarter beside the softmax, the rest while values are packed.
-        Ahead ahead(keys, from + NARROW_KEYS, NARROW_KEYS);
+        Ahead ahead = Ahead::of(keys, from + NARROW_KEYS, all.high, NARROW_KEYS, 0, 1, 1);
         multiply_pairs<1>(tiles, block, whole, q, keys.dim, s, false, {}, [&] { ahead.fetch(); });
         __m512 decay;
         const bool masked = from < panel.full_low || from + whole > panel.full_high;

@@ -5,6 +5,8 @@
 
 #pragma once
 
+#include <algorithm>
+
 #include "attention_parts.h"
 #include "pairs.h"
 
@@ -32,6 +34,15 @@ struct Ahead {
           v_row(2 * keys.v_stride), part((count + PLACES - 1) / PLACES), left(part), k_bytes(2 * keys.dim),
           v_bytes(2 * keys.v_dim) {}
 
+    // Of up to `most` keys from `at` on, or of the next ones where `end` is reached: what is due between `before` and
+    // `done` of `all` steps.
+    static Ahead of(const Keys& keys, i64 at, i64 end, i64 most, i64 before, i64 done, i64 all) {
+        const bool more = at < end || keys.next == nullptr;
+        const Keys& coming = more ? keys : *keys.next;
+        const i64 from = more ? at : coming.begin, left = (more ? end : coming.end) - from;
+        const i64 count = std::max(std::min(most, left), i64(0));
+        return Ahead(coming, from + count * before / all, count * done / all - count * before / all);
+    }
     // The next one of each place.
     inline void fetch() {
         if (left == 0) return;
@@ -43,8 +54,8 @@ struct Ahead {
     }
 };
 
-// As `weigh` in floats: scores s [keys][N * 16] -> weights, as pairs of keys. Keys come in multiples of 32. Beside it so
-// many `fetches` are made. The peak that is kept lies MARGIN above the highest score so far, so that it seldom changes.
+// As `weigh` in floats: scores s [keys][N * 16] -> weights, as pairs of keys. Keys come in multiples of 32. Beside it
+// so many `fetches` are made. The peak that is kept lies MARGIN above the highest score so far, so that it seldom changes.
 template <int N>
 inline void weigh_anew(const Tiles& tiles, float* s, int keys, int32_t key0, const int32_t* first, const int32_t* stop,
                        bool masked, float softcap, Ahead& ahead, i64 fetches, float* peak, float* total,
@@ -267,7 +278,7 @@ inline Found attend_pairs(const Rows& rows, const Keys& keys, const Softmax& sof
         const PairBlock most = {k + from * keys.k_stride, keys.k_stride, v_turned, from};
         const PairBlock rest = {k_copy, keys.dim, v_turned + (full - from) * 16, full};
         if (full < to) whole_keys(keys, full, int(to - full), 32, k_copy);
-        i64 steps = 0, fetched = 0;
+        i64 steps = 0;
         for (const Panel& panel : panels) {
             if (panel.high <= from || panel.low >= to) continue;
             const i64 low = panel.low > from ? panel.low - (panel.low - from) % 32 : from;
@@ -279,9 +290,8 @@ inline Found attend_pairs(const Rows& rows, const Keys& keys, const Softmax& sof
                 const i64 last = begin < full ? full : behind;
                 end = begin + PAIR_STEP < last ? begin + PAIR_STEP : last;
                 if (end > behind) end = behind;
-                const i64 until = PAIR_KEYS * ++steps / all_steps;
-                Ahead ahead(keys, to + fetched, until - fetched);
-                fetched = until;
+                Ahead ahead = Ahead::of(keys, to, all.high, PAIR_KEYS, steps, steps + 1, all_steps);
+                steps++;
                 run(tiles, panel, block, begin, end, keys.dim, keys.v_dim, softmax.softcap, ahead,
                     q + panel.row * keys.dim / 2, kept.first, kept.stop, s, found);
             }

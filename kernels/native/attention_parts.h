@@ -51,6 +51,7 @@ struct Keys {
     i64 k_stride, v_stride;
     i64 begin, end;
     int dim, v_dim;
+    const Keys* next = nullptr;  // what this thread will probably attend to next
 };
 
 struct Range {

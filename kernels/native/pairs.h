@@ -73,8 +73,8 @@ struct Tiles {
     ~Tiles() {
         if (on) _tile_release();
     }
-    // A product whose result nobody needs; tile 0 is lost. Without any for 270 ns the CPU puts the unit to sleep, and the
-    // next one takes as long again (measured on an Emerald Rapids).
+    // A product whose result nobody needs; tile 0 is lost. Without any for 270 ns the CPU puts the unit to sleep, and
+    // the next one takes as long again (measured on an Emerald Rapids).
     inline void stay_awake() const {
         if (on) _tile_dpbf16ps(0, 1, 2);
     }
