@@ -169,17 +169,20 @@ class NativeDecoder:
                 if layer not in suffix.keys:
                     suffix.provide(layer, k, self.shape)
                 own_k, own_v = suffix.layer(layer)
-                tensors = (k, v, own_k, own_v)
-                key = (number, window, scale, base, *(each.shape for each in tensors), *(e.stride() for e in tensors))
-                if key not in made:
+                key = (
+                    number, window, scale, base, k.shape, v.shape, own_k.shape, own_v.shape, k.stride(), v.stride(),
+                    own_k.stride(), own_v.stride(),
+                )  # fmt: skip
+                calls = made.get(key)
+                if calls is None:
                     held = document.length - base
-                    self._check(rows, held, *tensors)
+                    self._check(rows, held, k, v, own_k, own_v)
                     how: dict[str, Any] = {"scale": scale, "window": window, "softcap": None}
-                    made[key] = (
+                    calls = made[key] = (
                         shared_call(rows, torch.float32, strides, k[:, :held], v[:, :held], group, **how),
                         own_call(rows, torch.float32, strides, own_k, own_v, group, **how),
                     )
-                prefix[at], own[at] = made[key]
+                prefix[at], own[at] = calls
                 one, other = prefix[at], own[at]
                 one.k, one.v, other.k, other.v = k.data_ptr(), v.data_ptr(), own_k.data_ptr(), own_v.data_ptr()
                 at += 1
