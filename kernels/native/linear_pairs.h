@@ -17,7 +17,7 @@
 namespace {
 
 constexpr i64 PAIR_STRIP = 32;           // rows of weights at once
-constexpr i64 STRIPS_PER_TASK = 4;
+constexpr i64 STRIPS_PER_TASK = 3;
 constexpr i64 PAIR_ROWS_PER_TASK = 512;  // of x, at most,
 constexpr i64 PAIR_NUMBERS = 384 << 10;  // and so many numbers: what is packed of them stays in the second cache
 constexpr i64 PAIR_BLOCK = 2048;         // at most, along k
@@ -35,6 +35,12 @@ struct Packed {
     i64 panels_per_task() const { return std::max(i64(1), std::min(PAIR_ROWS_PER_TASK, PAIR_NUMBERS / in) / lanes); }
     i64 groups() const { return (panels + panels_per_task() - 1) / panels_per_task(); }
 };
+
+// Which rows of weights a thread probably needs behind [n, n + size) of a task [begin, end): those that follow there,
+// or the first of a task as many tasks on as there are threads.
+inline i64 rows_behind(i64 n, i64 size, i64 begin, i64 end, int threads) {
+    return n + size < end ? n + size : begin + threads * PAIR_STRIP * STRIPS_PER_TASK;
+}
 
 // The next 16 rows of weights at each of two places, of which the product with panel `number` of `count` fetches its
 // part.
@@ -86,8 +92,9 @@ bool multiply_packed(const Packed& x, const Linear* layers, int count, int threa
             for (i64 k = 0; k < x.in; k += block)
                 for (i64 panel = first; panel < last; panel++) {
                     float* sum = sums[blocks == 1 ? 0 : panel - first];
-                    const bf16* next = w + (n + strip) * x.in;
-                    const bool fetches = blocks == 1 && n + strip < end;
+                    const i64 behind = rows_behind(n, strip, begin, end, threads);
+                    const bf16* next = w + behind * x.in;
+                    const bool fetches = blocks == 1 && behind < layer.out_features;
                     const Fetch fetch =
                         fetches ? fetch_rows(next, next + 16 * x.in, x.in, panel - first, last - first) : Fetch();
                     multiply_pairs<N, Once::B>(tiles, Side(w + n * x.in + k, x.in), strip, x.at(panel, k),
@@ -132,9 +139,11 @@ bool gate_packed(const Packed& x, const Linear& gate, const Linear& up, const Pa
             const i64 between = static_cast<const bf16*>(up.w) - static_cast<const bf16*>(gate.w);
             const Side both(w, x.in, PAIR_DEPTH, between);
             for (i64 panel = first; panel < last; panel++) {
-                const bf16* next = w + 16 * x.in;
+                const i64 behind = rows_behind(n, 16, begin, end, threads);
+                const bf16* next = static_cast<const bf16*>(gate.w) + behind * x.in;
+                const bool fetches = behind < gate.out_features;
                 const Fetch fetch =
-                    n + 16 < end ? fetch_rows(next, next + between, x.in, panel - first, last - first) : Fetch();
+                    fetches ? fetch_rows(next, next + between, x.in, panel - first, last - first) : Fetch();
                 multiply_pairs<N, Once::B>(tiles, both, 32, x.at(panel, 0), x.in, sums[0][0], false, fetch);
                 uint32_t* to = out.at(panel, n);
                 for (int i = 0; i < 16; i += 2)
