@@ -235,7 +235,7 @@ class Decoder:
         while begun:
             rows = [row for row, _, _ in begun]
             scores = logits if len(rows) == len(logits) else logits[rows]  # mostly all, and then without a copy
-            drawn = draw(scores, [running.sampler for _, _, running in begun])
+            drawn = draw(scores, [running.sampler for _, _, running in begun], self.model.look)
             going_on = []
             for (row, document, running), choice in zip(begun, drawn, strict=True):
                 if isinstance(choice, KernelError):

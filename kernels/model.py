@@ -29,6 +29,7 @@ from kernels.kv import PrefixKV, SuffixKV, to_index
 from kernels.layout import KVLayout, LayerShape
 from kernels.native.decoder import NativeDecoder
 from kernels.prompt import Prompter
+from kernels.sampling import Look, look_at
 from kernels.settings import KernelSettings, user_cache_dir
 from kernels.steps import ATTENTION_NAME, DecodeStep, JoinedStep, PrefillStep, Step, run_step
 from kernels.survey import survey
@@ -138,6 +139,12 @@ class LanguageModel:
         step = steps[0] if len(steps) == 1 else JoinedStep(steps)
         last = to_index([end - 1 for end in ends], self.device)
         return self.forward(step, ids, len(ids) if every else last)
+
+    def look(self, logits: Tensor) -> Look:
+        """At logits [rows, vocab]."""
+        if self.decoder is None or logits.dtype != torch.float32:
+            return look_at(logits)
+        return self.decoder.look(logits)
 
     def _ask_in_rows(self, asked: Asked, every: bool) -> Tensor:
         """A row of its own for each slot, those of one length together."""

@@ -8,7 +8,7 @@ could change a draw.
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -28,6 +28,13 @@ class TokenLogprobs(NamedTuple):
     token_id: int
     logprob: float
     top: tuple[tuple[int, float], ...]
+
+
+class Look(NamedTuple):
+    """What each row of logits is seen to have: numbers only, and its best token, which counts if they are."""
+
+    finite: list[bool]
+    best: list[int]
 
 
 class Drawn(NamedTuple):
@@ -70,8 +77,8 @@ class Sampler:
         """Only the end can follow."""
         return self.constraint is not None and self.constraint.is_complete
 
-    def adjust(self, logits: Tensor) -> None:
-        """What greedy answers need too, in place; `logits` is [vocab]."""
+    def adjust(self, logits: Tensor) -> bool:
+        """What greedy answers need too, in place; `logits` is [vocab]. Whether anything was to be done."""
         if self.params.repetition_penalty != 1:
             penalise(logits, list(self._seen), self.params.repetition_penalty)
         may_end = self._num_tokens >= self.params.min_new_tokens
@@ -79,6 +86,7 @@ class Sampler:
             self.constraint.mask(logits, may_end=may_end and not self.params.ignore_eos)
         elif not may_end:
             logits[[token for token in self.ending if token < len(logits)]] = float("-inf")
+        return self.params.repetition_penalty != 1 or self.constraint is not None or not may_end
 
     def pick(self, logits: Tensor) -> int:
         """A token drawn from logits [vocab] that were adjusted."""
@@ -99,19 +107,25 @@ class Sampler:
             self.constraint.accept(token)
 
 
+def look_at(logits: Tensor) -> Look:
+    """At logits [rows, vocab]."""
+    return Look(_finite_rows(logits), _argmax(logits))
+
+
 @torch.inference_mode()
-def draw(logits: Tensor, samplers: Sequence[Sampler]) -> list[Drawn | KernelError]:
+def draw(
+    logits: Tensor, samplers: Sequence[Sampler], look: Callable[[Tensor], Look] = look_at
+) -> list[Drawn | KernelError]:
     """The next token of each row of logits [rows, vocab], which are changed; or why there is none."""
-    finite = _finite_rows(logits)
+    finite, best = look(logits)
     raw = {
         row: _top(logits[row], sampler.params.logprobs)
         for row, sampler in enumerate(samplers)
         if finite[row] and sampler.params.logprobs is not None
     }
-    for row, sampler in enumerate(samplers):
-        if finite[row]:
-            sampler.adjust(logits[row])
-    best = _argmax(logits)
+    changed = [row for row, sampler in enumerate(samplers) if finite[row] and sampler.adjust(logits[row])]
+    if changed:
+        best = _argmax(logits)
     drawn: list[Drawn | KernelError] = []
     for row, sampler in enumerate(samplers):
         if not finite[row]:

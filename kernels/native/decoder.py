@@ -13,9 +13,19 @@ from transformers.activations import SiLUActivation
 from kernels.kv import PrefixKV, SuffixKV
 from kernels.layout import LayerShape
 from kernels.native.backend import own_call, prefix_call, shared_call
-from kernels.native.library import DecoderCall, DecoderLayer, Library, LinearCall, OwnCall, PrefixCall, pointer
+from kernels.native.library import (
+    BestCall,
+    DecoderCall,
+    DecoderLayer,
+    Library,
+    LinearCall,
+    OwnCall,
+    PrefixCall,
+    pointer,
+)
 from kernels.native.linear import MOST_ROWS, PAIR_DEPTH, PAIR_ROWS, NativeLinear
 from kernels.rows import EVERYTHING, DecodeRows
+from kernels.sampling import Look
 
 CACHE_LINE = 64  # bytes
 BODY = {"embed_tokens", "layers", "norm", "rotary_emb"}
@@ -100,6 +110,19 @@ class NativeDecoder:
             positions = torch.cat([part.seen.local + part.prefix.length for part in parts])
             prefix, own = self._attention(parts, windows)
             return self._head(self._run(ids, positions, prefix, own, len(parts))[keep])
+
+    def look(self, logits: Tensor) -> Look:
+        """At logits [rows, vocab] in fp32 on a CPU."""
+        assert logits.device.type == "cpu" and logits.dtype == torch.float32 and logits.stride(1) == 1
+        best, finite = torch.empty(len(logits), dtype=torch.int64), torch.empty(len(logits), dtype=torch.bool)
+        rows, size = logits.shape
+        self.library.best(
+            BestCall(
+                scores=pointer(logits), best=pointer(best), finite=pointer(finite), rows=rows, row=logits.stride(0),
+                size=size,
+            )
+        )  # fmt: skip
+        return Look(finite.tolist(), best.tolist())
 
     def read(self, kv: PrefixKV, start: int, ids: Tensor, keep: int) -> Tensor:
         """Runs the tokens ids [tokens] of a document, of which `start` stand before them, stores their keys and values,

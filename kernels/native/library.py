@@ -44,6 +44,10 @@ class LinearCall(Structure):
     )
 
 
+class BestCall(Structure):
+    _fields_ = _fields(pointers="scores best finite", integers="rows row size threads", function="parallel")
+
+
 class DecoderLayer(Structure):
     _fields_ = _fields(
         pointers="q k v o gate up down norm q_bias k_bias v_bias q_norm k_norm o_bias mlp_norm gate_bias up_bias "
@@ -61,7 +65,7 @@ class DecoderCall(Structure):
     )
 
 
-Call = PrefixCall | OwnCall | LinearCall | DecoderCall
+Call = PrefixCall | OwnCall | LinearCall | BestCall | DecoderCall
 
 
 class Library:
@@ -70,11 +74,12 @@ class Library:
     def __init__(self, path: Path) -> None:
         library = ctypes.CDLL(str(path))
         self._prefix, self._own = library.attend_prefix, library.attend_own
-        self._linear, self._decoder = library.linear, library.decoder_step
+        self._linear, self._best, self._decoder = library.linear, library.best, library.decoder_step
         for function, call in (
             (self._prefix, PrefixCall),
             (self._own, OwnCall),
             (self._linear, LinearCall),
+            (self._best, BestCall),
             (self._decoder, DecoderCall),
         ):
             function.argtypes, function.restype = [POINTER(call)], c_int
@@ -89,6 +94,9 @@ class Library:
 
     def linear(self, call: LinearCall) -> None:
         self._call(self._linear, call)
+
+    def best(self, call: BestCall) -> None:
+        self._call(self._best, call)
 
     def decoder_step(self, call: DecoderCall) -> None:
         self._call(self._decoder, call)
