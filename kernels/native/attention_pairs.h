@@ -55,7 +55,8 @@ struct Ahead {
 };
 
 // As `weigh` in floats: scores s [keys][N * 16] -> weights, as pairs of keys. Keys come in multiples of 32. Beside it
-// so many `fetches` are made. The peak that is kept lies MARGIN above the highest score so far, so that it seldom changes.
+// so many `fetches` are made. The peak that is kept lies MARGIN above the highest score so far, so that it seldom
+// changes.
 template <int N>
 inline void weigh_anew(const Tiles& tiles, float* s, int keys, int32_t key0, const int32_t* first, const int32_t* stop,
                        bool masked, float softcap, Ahead& ahead, i64 fetches, float* peak, float* total,

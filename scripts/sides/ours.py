@@ -30,6 +30,7 @@ def main() -> None:
     parser.add_argument("--questions", type=Path)
     parser.add_argument("--counts", type=int, nargs="+")
     parser.add_argument("--new-tokens", type=int)
+    parser.add_argument("--repeats", type=int, default=1, help="of each measurement, of which the median is given")
     arguments = parser.parse_args()
     settings = KernelSettings()
     folder = model_folder(settings.model)
@@ -44,9 +45,12 @@ def main() -> None:
 
     def read(path: Path, most: int | None = None) -> tuple[PrefixKV, float]:
         ids = prompter.prefix_ids(path.read_text("utf-8")[:most])
-        began = time.perf_counter()
-        made = prefill(model, ids, stops=chunk_stops(len(ids), prompter.head_tokens, settings.chunk_tokens))
-        return made.kv, time.perf_counter() - began
+        seconds = []
+        for _ in range(arguments.repeats):
+            began = time.perf_counter()
+            made = prefill(model, ids, stops=chunk_stops(len(ids), prompter.head_tokens, settings.chunk_tokens))
+            seconds.append(time.perf_counter() - began)
+        return made.kv, statistics.median(seconds)
 
     read(arguments.documents[0], 2000)
     for path in arguments.documents[1:]:
@@ -57,8 +61,10 @@ def main() -> None:
     found["document_tokens"] = kv.length
     for count in arguments.counts:
         requests = [DecodeRequest(n, prompter.question_ids(asked[n]), params, prefix=kv) for n in range(count)]
-        found[f"decode_s_{count}"] = answer(model, prompter, requests, max_batch=count)
-    found["one_document_s"], found["many_documents_s"] = many_documents(model, prompter, kv, asked, params)
+        answers = [answer(model, prompter, requests, max_batch=count) for _ in range(arguments.repeats)]
+        found[f"decode_s_{count}"] = statistics.median(answers)
+    documents = [many_documents(model, prompter, kv, asked, params) for _ in range(arguments.repeats)]
+    found["one_document_s"], found["many_documents_s"] = map(statistics.median, zip(*documents, strict=True))
     found["step_s_32"] = step_s(model, kv)
     found["prefill_floor_s"], found["step_floor_s_32"] = floors(model, kv)
     print(json.dumps(found))

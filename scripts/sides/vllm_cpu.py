@@ -27,6 +27,7 @@ def main() -> None:
     parser.add_argument("--questions", type=Path)
     parser.add_argument("--counts", type=int, nargs="+")
     parser.add_argument("--new-tokens", type=int)
+    parser.add_argument("--repeats", type=int, default=1, help="of each measurement, of which the median is given")
     arguments = parser.parse_args()
     os.environ.update(
         VLLM_CPU_KVCACHE_SPACE=KV_GIB,
@@ -70,14 +71,22 @@ def main() -> None:
         return seconds
 
     answer([{"prompt_token_ids": list(range(100, 164))}], 1)
+
+    def read(given: list[dict[str, list[int]]]) -> float:
+        llm.reset_prefix_cache()
+        return answer(given[:1], 1)
+
     for path in arguments.documents[1:]:
-        found[f"prefill_s_{path.stem}"] = answer(prompts(path, 1), 1)
+        reads = [read(prompts(path, 1)) for _ in range(arguments.repeats)]
+        found[f"prefill_s_{path.stem}"] = statistics.median(reads)
     reads = []
     for count in arguments.counts:
-        llm.reset_prefix_cache()
         given = prompts(arguments.documents[0], count)
-        reads.append(answer(given[:1], 1))
-        found[f"decode_s_{count}"] = answer(given, arguments.new_tokens)
+        answers = []
+        for _ in range(arguments.repeats):
+            reads.append(read(given))
+            answers.append(answer(given, arguments.new_tokens))
+        found[f"decode_s_{count}"] = statistics.median(answers)
     found["prefill_s"] = statistics.median(reads)
     found["document_tokens"] = len(given[0]["prompt_token_ids"])
     print(json.dumps(found), flush=True)
