@@ -99,7 +99,7 @@ def test_a_decode_worker_told_to_stop_ends_well_and_holds_nothing(crew: Installa
 
 
 def test_a_prefill_worker_told_to_stop_ends_well_and_the_next_goes_on_behind_its_chunks(crew: Installation) -> None:
-    crew.environment |= {"PLATEMAKER_CHUNK_TOKENS": "48", "PLATEMAKER_LEASE_S": "60"}
+    crew.environment |= {"PLATEMAKER_CHUNK_TOKENS": "16", "PLATEMAKER_LEASE_S": "60"}
     prefill = crew.start("worker", "prefill")
     crew.start("worker", "decode")
     job_id = crew.command("submit", contract(crew.folder, "a.txt", 70), "-q", "What?").stdout.strip()
