@@ -73,8 +73,8 @@ struct PrefixWork {
         const i64 count = rows - first_row < c.rows_per_task ? rows - first_row : c.rows_per_task;
         const Rows these = {static_cast<const char*>(c.q) + head * c.q_head * q_size, c.q_type == 1, c.q_token,
                             c.q_member, first_row, count, int(c.group), c.keys - c.tokens, c.positions, c.window};
-        const Keys coming = (other ? *other : *this).keys(other ? next : task);
         Keys now = keys(task);
+        const Keys coming = other ? other->keys(next) : now;
         if (other) now.next = &coming;
         const Softmax softmax = {float(c.scale), float(c.softcap)};
         const Found found = c.kv_type ? attend<bf16>(these, now, softmax) : attend<float>(these, now, softmax);

