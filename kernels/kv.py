@@ -10,6 +10,7 @@ from torch import Tensor
 
 from kernels.errors import ChunkMismatch
 from kernels.layout import PLAIN, KVLayout, LayerShape
+from kernels.memo import Memo
 from kernels.recurrent import RecurrentState
 from kernels.window import WindowKV
 
@@ -75,6 +76,7 @@ class PrefixKV:
     recurrent: RecurrentState = field(default_factory=RecurrentState)
     windows: dict[int, WindowKV] = field(default_factory=dict)
     arrivals: Arrivals | None = None
+    memo: Memo = field(default_factory=Memo)  # of what holds until something is written
     _joined: dict[int, Tensor] = field(default_factory=dict)
 
     @classmethod
@@ -138,6 +140,7 @@ class PrefixKV:
     @torch.inference_mode()
     def write(self, layer: int, start: int, k: Tensor, v: Tensor) -> None:
         """Stores k and v [kv_heads, tokens, head_dim] at token `start` of `layer`."""
+        self.memo.forget()
         if layer in self.windows:
             self.windows[layer].write(start, k, v)
             return
@@ -184,6 +187,7 @@ class PrefixKV:
             tensor = tensors[name]
             if tensor.shape != shape or tensor.dtype != dtype:
                 raise ChunkMismatch(f"{name} holds {tuple(tensor.shape)} {tensor.dtype}, not {shape} {dtype}")
+        self.memo.forget()
         self.windows = {
             layer: WindowKV(
                 width,
@@ -212,6 +216,7 @@ class SuffixKV:
     keys: dict[int, Tensor] = field(default_factory=dict)
     values: dict[int, Tensor] = field(default_factory=dict)
     recurrent: RecurrentState = field(default_factory=RecurrentState)
+    memo: Memo = field(default_factory=Memo)  # of what holds as long as there is room
     _joined: dict[int, Tensor] = field(default_factory=dict)
 
     def layer(self, layer: int) -> tuple[Tensor, Tensor]:
@@ -234,6 +239,7 @@ class SuffixKV:
         self.values[layer][slots, :, positions] = v.transpose(0, 1)
 
     def _make(self, layer: int, like: Tensor, heads: int, k_dim: int, v_dim: int) -> None:
+        self.memo.forget()
         room = (self.slots, heads, self.capacity)
         if layer in self.layout.latent:
             joined = self._joined[layer] = like.new_zeros((*room, k_dim + v_dim))

@@ -1,28 +1,21 @@
 """Which keys the tokens of one step see, independent of the layer. What a backend derives from it is kept here too."""
 
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-T = TypeVar("T")
+from kernels.memo import Memo
 
 EVERYTHING = 1 << 40  # a window wider than any document
 
 
-class Rows:
-    """Lives for one step; `remember` makes each thing once, for all layers that need the same."""
+class Rows(Memo):
+    """Lives for one step; what is remembered is made once, for all layers that need the same."""
 
     def __init__(self, device: torch.device) -> None:
+        super().__init__()
         self.device = device
-        self._made: dict[tuple[Any, ...], Any] = {}
-
-    def remember(self, key: tuple[Any, ...], make: Callable[[], T]) -> T:
-        if key not in self._made:
-            self._made[key] = make()
-        made: T = self._made[key]
-        return made
 
 
 class PrefillRows(Rows):

@@ -3,8 +3,10 @@ document."""
 
 from collections.abc import Mapping, Sequence
 from ctypes import addressof
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -28,11 +30,15 @@ from kernels.rows import EVERYTHING, DecodeRows
 from kernels.sampling import Look
 
 CACHE_LINE = 64  # bytes
+PREFIX_CALL, OWN_CALL = np.dtype(PrefixCall), np.dtype(OwnCall)
 BODY = {"embed_tokens", "layers", "norm", "rotary_emb"}
 LAYER = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
 ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}
 HEAD_NORMS = {"q_norm", "k_norm"}
 MLP = {"gate_proj", "up_proj", "down_proj", "act_fn"}
+
+
+Calls = npt.NDArray[Any]
 
 
 class NotLlamaLike(Exception):
@@ -48,6 +54,22 @@ class Part(Protocol):
     def suffix(self) -> SuffixKV: ...
     @property
     def seen(self) -> DecodeRows: ...
+
+
+class Places(NamedTuple):
+    """Where each layer's keys and values are, and the first layer whose are alike in all else."""
+
+    k: npt.NDArray[np.uint64]
+    v: npt.NDArray[np.uint64]
+    like: list[int]
+
+    @classmethod
+    def of(cls, layers: Sequence[tuple[Tensor, Tensor, int]]) -> "Places":
+        keys = np.array([k.data_ptr() for k, _, _ in layers], dtype=np.uint64)
+        values = np.array([v.data_ptr() for _, v, _ in layers], dtype=np.uint64)
+        first: dict[tuple[Any, ...], int] = {}
+        kinds = [(k.shape, k.stride(), k.dtype, v.shape, v.stride(), v.dtype, base) for k, v, base in layers]
+        return cls(keys, values, [first.setdefault(kind, at) for at, kind in enumerate(kinds)])
 
 
 class NativeDecoder:
@@ -109,7 +131,7 @@ class NativeDecoder:
         with torch.inference_mode():
             positions = torch.cat([part.seen.local + part.prefix.length for part in parts])
             prefix, own = self._attention(parts, windows)
-            return self._head(self._run(ids, positions, prefix, own, len(parts))[keep])
+            return self._head(self._run(ids, positions, prefix, own)[keep])
 
     def look(self, logits: Tensor) -> Look:
         """At logits [rows, vocab] in fp32 on a CPU."""
@@ -130,27 +152,28 @@ class NativeDecoder:
         with torch.inference_mode():
             group, stop = self.heads // self.kv_heads, start + len(ids)
             strides = (group * self.dim, self.heads * self.dim, self.dim)
-            prefix = (PrefixCall * len(self.layers))()
+            prefix = np.empty((len(self.layers), 1), PREFIX_CALL)
             for at, (layer, scale) in enumerate(self.layers):
                 k, v, _ = kv.layer(layer)
                 assert k.shape == v.shape == (self.kv_heads, kv.capacity, self.dim) and stop <= kv.capacity
                 assert k.dtype == v.dtype == self.dtype and k.stride(2) == v.stride(2) == 1, "of another model"
-                prefix[at] = prefix_call(
+                call = prefix_call(
                     torch.float32, strides, k[:, :stop], v[:, :stop], None, group, len(ids), 0,
                     scale=scale, window=EVERYTHING, softcap=None,
                 )  # fmt: skip
-            x = self._run(ids, torch.arange(start, stop), prefix, None, 1)
+                prefix[at] = np.frombuffer(memoryview(call), PREFIX_CALL)
+            x = self._run(ids, torch.arange(start, stop), prefix, None)
             return self._head(x[len(ids) - keep :])
 
-    def _run(self, ids: Tensor, positions: Tensor, prefix: Any, own: Any, documents: int) -> Tensor:
-        """What leaves the last layer, [tokens, hidden] in fp32."""
+    def _run(self, ids: Tensor, positions: Tensor, prefix: Calls, own: Calls | None) -> Tensor:
+        """What leaves the last layer, [tokens, hidden] in fp32. Calls are [layers, documents]."""
         x: Tensor = self.body.embed_tokens(ids).float().contiguous()
         cos, sin = self._rope(positions)
         self.library.decoder_step(
             DecoderCall(
                 x=pointer(x), cos=pointer(cos), sin=pointer(sin), layers=addressof(self.weights),
-                prefix=addressof(prefix), own=None if own is None else addressof(own), num_layers=len(self.layers),
-                documents=documents, tokens=len(ids), hidden=self.hidden, inner=self.inner, heads=self.heads,
+                prefix=prefix.ctypes.data, own=None if own is None else own.ctypes.data, num_layers=len(self.layers),
+                documents=prefix.shape[1], tokens=len(ids), hidden=self.hidden, inner=self.inner, heads=self.heads,
                 kv_heads=self.kv_heads, dim=self.dim, width=self.width, pairs=self.pairs,
             )
         )  # fmt: skip
@@ -176,40 +199,48 @@ class NativeDecoder:
         cos, sin = self.body.rotary_emb(torch.empty(0), positions[None])
         return cos[0].contiguous(), sin[0].contiguous()
 
-    def _attention(self, parts: Sequence[Part], windows: Mapping[int, int]) -> tuple[Any, Any]:
-        """The calls of each layer and part. Layers differ in where their keys and values lie, and seldom in more, so
-        the rest is made once and copied."""
-        group, count = self.heads // self.kv_heads, len(self.layers) * len(parts)
+    def _attention(self, parts: Sequence[Part], windows: Mapping[int, int]) -> tuple[Calls, Calls]:
+        """The calls [layers, parts]. Layers of a part differ in where their keys and values lie, and seldom in more, so
+        the rest is made once for all that are alike."""
+        group = self.heads // self.kv_heads
         strides = (group * self.dim, self.heads * self.dim, self.dim)
-        prefix, own = (PrefixCall * count)(), (OwnCall * count)()
-        made: dict[tuple[Any, ...], tuple[PrefixCall, OwnCall]] = {}
-        at = 0
-        for layer, scale in self.layers:
-            window = windows.get(layer, EVERYTHING)
-            for number, part in enumerate(parts):
-                document, suffix, rows = part.prefix, part.suffix, part.seen
-                k, v, base = document.layer(layer)
-                if layer not in suffix.keys:
-                    suffix.provide(layer, k, self.shape)
-                own_k, own_v = suffix.layer(layer)
-                key = (
-                    number, window, scale, base, k.shape, v.shape, own_k.shape, own_v.shape, k.stride(), v.stride(),
-                    own_k.stride(), own_v.stride(),
-                )  # fmt: skip
-                calls = made.get(key)
-                if calls is None:
-                    held = document.length - base
-                    self._check(rows, held, k, v, own_k, own_v)
-                    how: dict[str, Any] = {"scale": scale, "window": window, "softcap": None}
-                    calls = made[key] = (
-                        shared_call(rows, torch.float32, strides, k[:, :held], v[:, :held], group, **how),
-                        own_call(rows, torch.float32, strides, own_k, own_v, group, **how),
-                    )
-                prefix[at], own[at] = calls
-                one, other = prefix[at], own[at]
-                one.k, one.v, other.k, other.v = k.data_ptr(), v.data_ptr(), own_k.data_ptr(), own_v.data_ptr()
-                at += 1
+        prefix, own = (np.empty((len(self.layers), len(parts)), call) for call in (PREFIX_CALL, OWN_CALL))
+        for number, part in enumerate(parts):
+            document, suffix, rows = part.prefix, part.suffix, part.seen
+            far, near = self._places(document, suffix)
+            alike: dict[tuple[int, float, int, int], list[int]] = {}
+            for at, (layer, scale) in enumerate(self.layers):
+                kind = (windows.get(layer, EVERYTHING), scale, far.like[at], near.like[at])
+                alike.setdefault(kind, []).append(at)
+            for (window, scale, *_), layers in alike.items():
+                first, _ = self.layers[layers[0]]
+                (k, v, base), (own_k, own_v) = document.layer(first), suffix.layer(first)
+                held = document.length - base
+                self._check(rows, held, k, v, own_k, own_v)
+                how: dict[str, Any] = {"scale": scale, "window": window, "softcap": None}
+                one = shared_call(rows, torch.float32, strides, k[:, :held], v[:, :held], group, **how)
+                other = own_call(rows, torch.float32, strides, own_k, own_v, group, **how)
+                prefix[layers, number] = np.frombuffer(memoryview(one), PREFIX_CALL)
+                own[layers, number] = np.frombuffer(memoryview(other), OWN_CALL)
+            prefix["k"][:, number], prefix["v"][:, number] = far.k, far.v
+            own["k"][:, number], own["v"][:, number] = near.k, near.v
         return prefix, own
+
+    def _places(self, document: PrefixKV, suffix: SuffixKV) -> tuple[Places, Places]:
+        """
+        Raises:
+            ChunkMismatch: a layer of the document was never filled.
+        """
+
+        def far() -> Places:
+            return Places.of([document.layer(layer) for layer, _ in self.layers])
+
+        def near() -> Places:
+            for layer, _ in self.layers:
+                suffix.provide(layer, document.layer(layer).keys, self.shape)
+            return Places.of([(*suffix.layer(layer), 0) for layer, _ in self.layers])
+
+        return document.memo.remember("places", far), suffix.memo.remember("places", near)
 
     def _check(self, rows: DecodeRows, held: int, k: Tensor, v: Tensor, own_k: Tensor, own_v: Tensor) -> None:
         """Native code looks at no bounds."""

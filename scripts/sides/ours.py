@@ -15,13 +15,14 @@ import torch  # noqa: E402 # from here on it is part of the start
 
 from kernels.decode import Decoder, DecodeRequest  # noqa: E402
 from kernels.kv import PrefixKV  # noqa: E402
-from kernels.model import LanguageModel, load_model, model_folder  # noqa: E402
+from kernels.model import Asked, LanguageModel, load_model, model_folder  # noqa: E402
 from kernels.params import GenerationParams  # noqa: E402
 from kernels.prefill import chunk_stops, prefill  # noqa: E402
 from kernels.prompt import Prompter  # noqa: E402
 from kernels.settings import KernelSettings  # noqa: E402
 
 DOCUMENTS, EACH = 8, 4
+QUESTIONS = DOCUMENTS * EACH
 
 
 def main() -> None:
@@ -63,10 +64,11 @@ def main() -> None:
         requests = [DecodeRequest(n, prompter.question_ids(asked[n]), params, prefix=kv) for n in range(count)]
         answers = [answer(model, prompter, requests, max_batch=count) for _ in range(arguments.repeats)]
         found[f"decode_s_{count}"] = statistics.median(answers)
-    documents = [many_documents(model, prompter, kv, asked, params) for _ in range(arguments.repeats)]
+    copies = [copied(model, kv) for _ in range(DOCUMENTS)]
+    documents = [many_documents(model, prompter, kv, copies, asked, params) for _ in range(arguments.repeats)]
     found["one_document_s"], found["many_documents_s"] = map(statistics.median, zip(*documents, strict=True))
-    found["step_s_32"] = step_s(model, kv)
-    found["prefill_floor_s"], found["step_floor_s_32"] = floors(model, kv)
+    found["step_s_32"], found["step_s_many"] = step_s(model, [kv]), step_s(model, copies)
+    found["prefill_floor_s"], found["step_floor_s_32"], found["step_floor_s_many"] = floors(model, kv)
     print(json.dumps(found))
 
 
@@ -81,15 +83,19 @@ def answer(model: LanguageModel, prompter: Prompter, requests: list[DecodeReques
 
 
 def many_documents(
-    model: LanguageModel, prompter: Prompter, kv: PrefixKV, asked: list[str], params: GenerationParams
+    model: LanguageModel,
+    prompter: Prompter,
+    kv: PrefixKV,
+    copies: list[PrefixKV],
+    asked: list[str],
+    params: GenerationParams,
 ) -> tuple[float, float]:
     """Seconds for 32 questions of one document, and for 4 of each of 8, in one batch.
 
     The 8 are copies of the same document's KV, each in memory of its own: they cost what other documents of its length
     would, and reading them takes no time.
     """
-    copies = [copied(model, kv) for _ in range(DOCUMENTS)]
-    ids = [prompter.question_ids(question) for question in asked[: DOCUMENTS * EACH]]
+    ids = [prompter.question_ids(question) for question in asked[:QUESTIONS]]
     one = [DecodeRequest(n, tokens, params, prefix=kv) for n, tokens in enumerate(ids)]
     many = [DecodeRequest(n, tokens, params, prefix=copies[n // EACH]) for n, tokens in enumerate(ids)]
     return (
@@ -106,21 +112,24 @@ def copied(model: LanguageModel, kv: PrefixKV) -> PrefixKV:
     return fresh
 
 
-def step_s(model: LanguageModel, kv: PrefixKV) -> float:
-    """Median seconds of a step in which 32 answers of some 24 tokens grow by one."""
-    suffix = model.new_suffix(32, 64)
-    model.ask(kv, suffix, [[1] * 20] * 32, [0] * 32)
-    steps = []
-    for length in range(20, 28):
+def step_s(model: LanguageModel, documents: list[PrefixKV]) -> float:
+    """Median seconds of a step in which 32 answers of some 24 tokens grow by one, as many of each document."""
+    each = QUESTIONS // len(documents)
+    suffixes = [model.new_suffix(each, 64) for _ in documents]
+
+    def step(pending: list[int], length: int) -> float:
+        asked = [Asked(*one, [pending] * each, [length] * each) for one in zip(documents, suffixes, strict=True)]
         began = time.perf_counter()
-        model.ask(kv, suffix, [[1]] * 32, [length] * 32)
-        steps.append(time.perf_counter() - began)
-    return statistics.median(steps)
+        model.ask_all(asked)
+        return time.perf_counter() - began
+
+    step([1] * 20, 0)
+    return statistics.median(step([1], length) for length in range(20, 28))
 
 
-def floors(model: LanguageModel, kv: PrefixKV) -> tuple[float, float]:
-    """Seconds of the prefill and of a step of 32, were all operations as fast as this machine's best matrix product of
-    this dtype and all bytes as fast as its best read."""
+def floors(model: LanguageModel, kv: PrefixKV) -> tuple[float, float, float]:
+    """Seconds of the prefill, and of a step of 32 questions of one document and of many, were all operations as fast as
+    this machine's best matrix product of this dtype and all bytes as fast as its best read."""
     weights = sum(part.numel() for part in model.hf.parameters())
     embedding = model.hf.get_input_embeddings().weight.numel()
     config = model.hf.config.get_text_config()
@@ -128,8 +137,9 @@ def floors(model: LanguageModel, kv: PrefixKV) -> tuple[float, float]:
     pairs = 4 * config.num_attention_heads * dim * config.num_hidden_layers
     product, read = best_rates(model.dtype, model.device)
     reading = 2 * (weights - embedding) * kv.length + pairs * kv.length**2 / 2
-    step = 2 * weights * 32 + pairs * kv.length * 32
-    return reading / product, max(step / product, (weights * model.dtype.itemsize + kv.size_bytes) / read)
+    step = (2 * weights + pairs * kv.length) * QUESTIONS / product
+    one, many = ((weights * model.dtype.itemsize + kv.size_bytes * each) / read for each in (1, DOCUMENTS))
+    return reading / product, max(step, one), max(step, many)
 
 
 def best_rates(dtype: torch.dtype, device: torch.device) -> tuple[float, float]:

@@ -95,6 +95,7 @@ def check_decode(
     own_v = draw.tensor(slots + 1, heads, room, v_dim).to(dtype)
     rows = DecodeRows(counts, lengths, CPU)
     how: dict[str, Any] = {"scale": scale, "window": window, "softcap": softcap}
+    tolerance *= max(1.0, scale * dim**0.5)  # larger scores have larger errors
 
     folded = draw.among(fold(q, heads), fold(draw.tensor(*q.shape).copy_(q), heads)).to(dtype)
     shared = native.shared(rows, folded, k, v, **how)

@@ -88,6 +88,23 @@ def test_a_step_is_the_ordinary_one_whatever_documents_and_counts(case: int, mod
     assert max(map(relative, found, expected)) <= TOLERANCE
 
 
+def test_keys_and_values_are_found_again_where_they_were_moved_to(model: LanguageModel, seed: int) -> None:
+    _, kv = read(model, random.Random(seed), 90)
+    found = []
+    for each in (model, replace(model, decoder=None)):
+        suffix = each.new_suffix(2, 4)
+        each.ask(kv, suffix, [[5, 6], [7]], [0, 0])
+        suffix.grow(5, 40)
+        old, windows = kv.state(), [window.keys for window in kv.windows.values()]
+        kv.set_state(kv.length, old)
+        with torch.inference_mode():
+            for keys in windows:
+                keys.fill_(float("nan"))
+        found.append(each.ask(kv, suffix, [[8] * 9, [9], [3]], [2, 1, 0]))
+
+    assert relative(*found) <= TOLERANCE
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_pending_token_is_a_run_over_everything_in_float64(family: str, build_model: Build, seed: int) -> None:
     draw = random.Random(seed)
