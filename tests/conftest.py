@@ -14,11 +14,6 @@ os.environ["PLATEMAKER_DTYPE"] = "float32"  # on every CPU, since only float32 p
 KEPT_VARIABLES = {"PLATEMAKER_DTYPE", "PLATEMAKER_SHARED_DATA", "PLATEMAKER_TEST_MODEL"}
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The few long tests first, so that no core waits for the last of them."""
-    items.sort(key=lambda item: not item.nodeid.startswith("tests/system/"))
-
-
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in [*os.environ]:
