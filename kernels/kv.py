@@ -77,7 +77,6 @@ class PrefixKV:
     windows: dict[int, WindowKV] = field(default_factory=dict)
     arrivals: Arrivals | None = None
     memo: Memo = field(default_factory=Memo)  # of what holds until something is written
-    _joined: dict[int, Tensor] = field(default_factory=dict)
 
     @classmethod
     def empty(
@@ -133,9 +132,8 @@ class PrefixKV:
         keys, values = self.keys[layer], self.values[layer]
         if layer not in self.layout.latent:
             return LayerKV(keys, values, 0)
-        if layer not in self._joined:  # both side by side are the keys; made once where nothing is written any more
-            self._joined[layer] = torch.cat([keys, values], -1)
-        return LayerKV(self._joined[layer], keys, 0)
+        joined = self.memo.remember(("joined", layer), lambda: torch.cat([keys, values], -1))
+        return LayerKV(joined, keys, 0)  # both side by side are the keys
 
     @torch.inference_mode()
     def write(self, layer: int, start: int, k: Tensor, v: Tensor) -> None:
@@ -151,7 +149,6 @@ class PrefixKV:
         if layer not in self.keys:
             self.keys[layer] = k.new_empty((k.shape[0], self.capacity, k.shape[2]))
             self.values[layer] = v.new_empty((v.shape[0], self.capacity, v.shape[2]))
-        self._joined.pop(layer, None)
         stop = start + k.shape[1]
         self.keys[layer][:, start:stop] = k
         self.values[layer][:, start:stop] = v

@@ -30,15 +30,13 @@ from kernels.rows import EVERYTHING, DecodeRows
 from kernels.sampling import Look
 
 CACHE_LINE = 64  # bytes
-PREFIX_CALL, OWN_CALL = np.dtype(PrefixCall), np.dtype(OwnCall)
 BODY = {"embed_tokens", "layers", "norm", "rotary_emb"}
 LAYER = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
 ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}
 HEAD_NORMS = {"q_norm", "k_norm"}
 MLP = {"gate_proj", "up_proj", "down_proj", "act_fn"}
-
-
-Calls = npt.NDArray[Any]
+PREFIX_CALL, OWN_CALL = np.dtype(PrefixCall), np.dtype(OwnCall)
+Calls = npt.NDArray[Any]  # [layers, documents] of one of these
 
 
 class NotLlamaLike(Exception):
@@ -73,7 +71,7 @@ class Places(NamedTuple):
 
 
 class NativeDecoder:
-    """Keeps nothing from step to step; the weights are the model's own.
+    """Keeps nothing from step to step but, beside keys and values, where they are; the weights are the model's own.
 
     In float32 it takes the few tokens of decode steps. In bfloat16, where the CPU multiplies pairs, all there are; what
     goes from layer to layer is float32 then too, so less is rounded than where each layer gives bfloat16.
